@@ -1,0 +1,52 @@
+# Every target works from a fresh clone: those that need the tools depend on `setup`, which makes .venv once.
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format docs wheel clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## make .venv with the package and its tools (again only when a version changes)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "dqnfed needs Python 3.11 or later, but $(PYTHON) is older; try: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## compare DQN-Fed with FedAvg and two more on digits: table and runs/demo/report.html
+	$(BIN)/dqnfed compare digits --algorithms dqn-fed,fedavg,server-lbfgs,dqn-fed-literal --out runs/demo
+
+# One BLAS thread a worker: more would only make the workers wait for each other.
+test test-all: export OMP_NUM_THREADS := 1
+
+test: lint ## what CI runs: lint, types and every test that is not slow
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: lint ## everything, the slow and exhaustive tests too
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: setup ## ruff (rules and format) and mypy --strict over src and tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+docs: setup ## build the documentation into site/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+wheel: setup ## build dist/dqnfed-*.whl
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean: ## remove build products and caches; .venv and runs/ stay
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
