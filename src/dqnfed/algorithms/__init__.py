@@ -1,0 +1,15 @@
+"""Every method by name; `REGISTRY` is the one list that the CLI, the docs and the contract tests read."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.core.algorithm import AnyAlgorithm
+
+REGISTRY: dict[str, type[AnyAlgorithm]] = {
+    "fedavg": FedAvg,
+}
+
+for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register theirs here
+    REGISTRY.setdefault(_entry.name, _entry.load())

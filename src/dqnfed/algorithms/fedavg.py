@@ -1,0 +1,63 @@
+"""FedAvg: the weighted mean of the clients' local updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice, check_range
+from dqnfed.core.local_work import local_sgd
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths.directions import mean_step
+
+
+class Server(NamedTuple):
+    theta: Tensor  # [n]
+
+
+class Update(NamedTuple):
+    delta: Tensor  # [n] theta before the local work minus theta after it
+
+
+def client_weights(weighting: str, cohort: Cohort) -> Tensor:
+    """Return the clients' weights [K], summing to 1: by training examples, or all the same."""
+    weights = (
+        cohort.n_examples.double()
+        if weighting == "examples"
+        else cohort.n_examples.new_ones(len(cohort.clients)).double()
+    )
+    return weights / weights.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm[Server, Empty, Update]):
+    """Federated averaging (McMahan et al., AISTATS 2017).
+
+    Objective: the mean loss over all examples. Client: `epochs` of SGD from theta; sends its update. Server: subtracts
+    `server_lr` times the weighted mean of the updates. No state beyond theta.
+    """
+
+    Server: ClassVar[type] = Server
+    Update: ClassVar[tuple[type, ...]] = (Update,)
+    scales: ClassVar[tuple[str, ...]] = ("delta",)
+
+    server_lr: float = 1.0  # > 0
+    weighting: str = "examples"  # examples | uniform
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "server_lr", low=0.0, open_low=True)
+        check_choice(self, "weighting", ("examples", "uniform"))
+
+    def init_server(self, problem: Problem, n_clients: int) -> Server:
+        return Server(problem.theta0.clone())
+
+    def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[Update, Empty]:
+        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+        return Update(sent.theta - local), memory
+
+    def server_step(self, server: Server, updates: Update, cohort: Cohort) -> ServerStep[Server]:
+        step = mean_step(updates.delta, client_weights(self.weighting, cohort))
+        return ServerStep(Server(server.theta - self.server_lr * step))

@@ -1,0 +1,212 @@
+"""Who holds which data: client data in, one client's (or one cohort's) `Task` out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dqnfed.core.seeds import numpy_seed_for
+
+Part = Literal["train", "validation", "test"]
+Arrays = Tensor | np.ndarray[Any, Any]
+
+
+class Examples(NamedTuple):
+    """The examples of all clients, one client after the other: client c has rows starts[c]:starts[c + 1]."""
+
+    inputs: Tensor  # [T, ...]
+    targets: Tensor  # [T, ...]
+    starts: Tensor  # [C + 1], on the host
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.starts.diff()
+
+    def rows(self, clients: Tensor) -> Tensor:
+        """Return the row numbers of the given clients' examples, client after client."""
+        starts, sizes = self.starts[clients], self.sizes[clients]
+        ends = sizes.cumsum(0)
+        return torch.arange(int(ends[-1])) + (starts - ends + sizes).repeat_interleave(sizes)
+
+    def padded_rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return row numbers [K, N] and a mask [K, N]; shorter clients repeat their first row under mask 0."""
+        sizes = self.sizes[clients]
+        places = torch.arange(int(sizes.max()))
+        real = places < sizes[:, None]
+        return self.starts[clients][:, None] + torch.where(real, places, 0), real
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The clients' training, validation and test examples, and who they are."""
+
+    train: Examples
+    test: Examples
+    validation: Examples | None = None
+    names: tuple[str, ...] = ()
+    groups: tuple[str, ...] | None = None  # declared groups of clients, reported as a second level
+    n_classes: int | None = None  # None: regression
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            object.__setattr__(self, "names", tuple(str(c) for c in range(self.n_clients)))
+        for part in ("train", "test"):
+            empty = (self.examples(part).sizes == 0).nonzero().flatten().tolist()
+            if empty:
+                raise ValueError(
+                    f"client '{self.names[empty[0]]}' has no {part} examples ({len(empty)} such clients); every client "
+                    "needs at least one. Remove these clients, or give them data."
+                )
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.train.starts) - 1
+
+    @property
+    def n_examples(self) -> Tensor:
+        """Training examples of every client, [C]."""
+        return self.train.sizes
+
+    def examples(self, part: Part) -> Examples:
+        if part == "validation":
+            if self.validation is None:
+                raise ValueError("this federation has no validation examples; make it with `validation=0.1` or so.")
+            return self.validation
+        return self.train if part == "train" else self.test
+
+    def to(self, device: torch.device | str) -> Federation:
+        """Return the federation with all examples on the device."""
+
+        def moved(part: Examples) -> Examples:
+            return Examples(part.inputs.to(device), part.targets.to(device), part.starts)
+
+        validation = None if self.validation is None else moved(self.validation)
+        return Federation(moved(self.train), moved(self.test), validation, self.names, self.groups, self.n_classes)
+
+    def label_counts(self) -> list[dict[int, int]] | None:
+        """Return how often each client holds each class in training; None for regression."""
+        if self.n_classes is None:
+            return None
+        counts = []
+        for c in range(self.n_clients):
+            start, end = int(self.train.starts[c]), int(self.train.starts[c + 1])
+            labels, numbers = self.train.targets[start:end].unique(return_counts=True)
+            counts.append(dict(zip(labels.tolist(), numbers.tolist(), strict=True)))
+        return counts
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Sequence[tuple[Arrays, Arrays]],
+        *,
+        test: float | Sequence[tuple[Arrays, Arrays]] = 0.2,
+        validation: float = 0.0,
+        seed: int = 0,
+        names: Sequence[str] = (),
+        groups: Sequence[str] | None = None,
+        n_classes: int | None = None,
+    ) -> Federation:
+        """Return the federation of clients given as (inputs, targets) pairs; a test share is held out of each."""
+        if not clients:
+            raise ValueError("a federation needs at least one client, but the list of clients is empty.")
+        names = tuple(names) or tuple(str(c) for c in range(len(clients)))
+        if len(set(names)) != len(clients):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            raise ValueError(f"every client needs a name of its own: {len(clients)} clients, duplicate names {twice}.")
+        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
+        for name, (x, y) in zip(names, pairs, strict=True):
+            if len(x) != len(y):
+                raise ValueError(f"client '{name}' has {len(x)} inputs but {len(y)} targets; they must be as many.")
+            if x.shape[1:] != pairs[0][0].shape[1:]:
+                raise ValueError(
+                    f"client '{name}' has inputs of shape {tuple(x.shape[1:])}, client '{names[0]}' of shape "
+                    f"{tuple(pairs[0][0].shape[1:])}; all clients must have the same."
+                )
+        parts: dict[Part, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
+        for c, (x, y) in enumerate(pairs):
+            share = test if isinstance(test, float) else 0.0
+            held_out = split_rows(len(x), y, {"test": share, "validation": validation}, seed=seed, client=c)
+            for part, rows in held_out.items():
+                parts[part].append((x[rows], y[rows]))
+        if not isinstance(test, float):
+            parts["test"] = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in test]
+        if n_classes is None and not pairs[0][1].is_floating_point():
+            n_classes = 1 + max(int(y.max()) for _, y in pairs if len(y))
+        return cls(
+            _joined(parts["train"]),
+            _joined(parts["test"]),
+            _joined(parts["validation"]) if validation else None,
+            names,
+            None if groups is None else tuple(groups),
+            n_classes,
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        inputs: Arrays,
+        targets: Arrays,
+        clients: Sequence[Any] | Arrays,
+        *,
+        test: float = 0.2,
+        validation: float = 0.0,
+        seed: int = 0,
+    ) -> Federation:
+        """Return the federation of examples that each name their client; clients are sorted by name."""
+        owner = np.asarray([str(c) for c in _listed(clients)])
+        if len(owner) != len(inputs):
+            raise ValueError(f"{len(inputs)} inputs but {len(owner)} client names; every example needs its client.")
+        labels = sorted(set(owner.tolist()), key=lambda name: (len(name), name) if name.isdigit() else (10**9, name))
+        x, y = torch.as_tensor(inputs), torch.as_tensor(targets)
+        pairs = [(x[rows], y[rows]) for rows in (torch.as_tensor(np.flatnonzero(owner == name)) for name in labels)]
+        return cls.from_clients(pairs, test=test, validation=validation, seed=seed, names=labels)
+
+    @classmethod
+    def from_datasets(
+        cls, datasets: Iterable[Any], *, test: float = 0.2, validation: float = 0.0, seed: int = 0
+    ) -> Federation:
+        """Return the federation of one map-style torch dataset per client, each giving (input, target) pairs."""
+        pairs = []
+        for dataset in datasets:
+            items = [dataset[i] for i in range(len(dataset))]
+            inputs = torch.stack([torch.as_tensor(x) for x, _ in items])
+            pairs.append((inputs, torch.as_tensor([y for _, y in items])))
+        return cls.from_clients(pairs, test=test, validation=validation, seed=seed)
+
+
+def split_rows(n: int, targets: Tensor, shares: dict[Part, float], *, seed: int, client: int) -> dict[Part, Tensor]:
+    """Return disjoint row numbers for each held-out part and "train", every class shared out alike.
+
+    Rows are ordered by class after a shuffle and dealt out along evenly spaced places, so that each part has the
+    client's label mix up to rounding; every part with a positive share gets at least one row when there are two.
+    """
+    generator = numpy_seed_for(seed, client=client, purpose="split")
+    order = generator.permutation(n)
+    if not targets.is_floating_point() and targets.dim() == 1:
+        order = order[np.argsort(targets.cpu().numpy()[order], kind="stable")]
+    rows: dict[Part, Tensor] = {}
+    left = order
+    for part, share in shares.items():
+        count = min(max(round(share * n), 1), len(left) - 1) if share > 0 and len(left) > 1 else 0
+        places = ((np.arange(count) + 0.5) * len(left) / max(count, 1)).astype(int)
+        rows[part] = torch.as_tensor(np.sort(left[places]))
+        left = np.delete(left, places)
+    rows["train"] = torch.as_tensor(np.sort(left))
+    return rows
+
+
+def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> Examples:
+    sizes = torch.tensor([0] + [len(x) for x, _ in pairs])
+    return Examples(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), sizes.cumsum(0))
+
+
+def _listed(clients: Sequence[Any] | Arrays) -> list[Any]:
+    if isinstance(clients, Tensor | np.ndarray):
+        listed: list[Any] = clients.tolist()
+        return listed
+    return list(clients)

@@ -1,0 +1,197 @@
+"""What is learnt, independent of who holds the data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dqnfed.core.tensors import Layout, module_layout, module_theta, named_parameters
+
+
+class Task(NamedTuple):
+    """All that one client uses in one round."""
+
+    inputs: Tensor  # [N, ...] padded
+    targets: Tensor  # [N, ...] padded
+    mask: Tensor  # [N]      1 = a real example
+    batches: Tensor  # [S, B] rows of each local step; -1 = nothing; B = 0 means every step uses all examples
+    noise: Tensor  # what the algorithm declared it needs, drawn on the host: the same wherever it runs
+    lr: Tensor  # []       the local learning rate of this round
+
+
+def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of every example; outputs are logits [N, classes]."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return half the squared error of every example, summed over its outputs."""
+    errors = outputs.reshape(len(targets), -1) - targets.reshape(len(targets), -1).to(outputs.dtype)
+    return 0.5 * errors.square().sum(1)
+
+
+def logistic_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the logistic loss of every example; outputs [N] are margins before the sign, targets are -1 or +1."""
+    return F.softplus(-outputs.reshape(-1) * targets.to(outputs.dtype))
+
+
+def accuracy(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return the percentage of real examples whose largest output is the target class."""
+    hits = (outputs.argmax(-1) == targets).to(mask.dtype)
+    return 100.0 * (hits * mask).sum() / mask.sum().clamp(min=1)
+
+
+def sign_accuracy(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return the percentage of real examples whose output has the sign of the target."""
+    hits = (outputs.reshape(-1) * targets.to(outputs.dtype) > 0).to(mask.dtype)
+    return 100.0 * (hits * mask).sum() / mask.sum().clamp(min=1)
+
+
+def negative_loss(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return minus the mean squared error over real examples: a score for regression (higher is better)."""
+    return -(2.0 * squared_errors(outputs, targets) * mask).sum() / mask.sum().clamp(min=1)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": cross_entropies,
+    "squared-error": squared_errors,
+    "logistic": logistic_losses,
+}
+SCORES: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "cross-entropy": ("accuracy", accuracy),
+    "squared-error": ("negative squared error", negative_loss),
+    "logistic": ("accuracy", sign_accuracy),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, a loss and a score, with the model's parameters as one vector theta."""
+
+    theta0: Tensor  # [n] the start
+    layout: Layout  # named tensors inside theta: layer-wise methods, heads, files
+    predict: Callable[[Tensor, Tensor], Tensor]  # theta, inputs [N, ...] -> outputs [N, ...]
+    losses: Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> [N]
+    score: Callable[[Tensor, Tensor, Tensor], Tensor]  # outputs, targets, mask -> [], higher is better
+    score_name: str = "accuracy"
+    ridge: float = 0.0  # every client's loss has ridge/2 ||theta||^2 inside
+    loss_floor: float = 0.0  # no client's loss can be below this; caps DQN-Fed's rates
+    module: nn.Module | None = field(default=None, repr=False)
+    model_spec: dict[str, Any] | None = field(default=None, repr=False)  # how to build the module again from a file
+
+    @property
+    def n_parameters(self) -> int:
+        return len(self.theta0)
+
+    def loss(self, theta: Tensor, task: Task) -> Tensor:
+        """Return the client's mean training loss at theta."""
+        losses = self.losses(self.predict(theta, task.inputs), task.targets)
+        return self._regularised(theta, (losses * task.mask).sum() / task.mask.sum().clamp(min=1))
+
+    def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
+        """Return the mean loss over the rows that the batch names; entries of -1 are no rows."""
+        mask = (batch >= 0).to(task.mask.dtype)
+        rows = batch.clamp(min=0)
+        losses = self.losses(self.predict(theta, task.inputs[rows]), task.targets[rows])
+        return self._regularised(theta, (losses * mask).sum() / mask.sum().clamp(min=1))
+
+    def _regularised(self, theta: Tensor, loss: Tensor) -> Tensor:
+        return loss + 0.5 * self.ridge * theta.square().sum() if self.ridge else loss
+
+    def to(self, device: torch.device | str) -> Problem:
+        """Return the same problem with theta and the module's buffers on the device."""
+        if self.module is None:
+            return _replaced(self, theta0=self.theta0.to(device))
+        return Problem.from_module(
+            copy.deepcopy(self.module).to(device),
+            losses=self.losses,
+            score=self.score,
+            score_name=self.score_name,
+            ridge=self.ridge,
+            loss_floor=self.loss_floor,
+            model_spec=self.model_spec,
+        )
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        *,
+        loss: str = "cross-entropy",  # cross-entropy | squared-error | logistic; `losses` replaces it
+        losses: Callable[[Tensor, Tensor], Tensor] | None = None,
+        score: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        score_name: str | None = None,
+        ridge: float = 0.0,
+        loss_floor: float = 0.0,
+        model_spec: dict[str, Any] | None = None,
+    ) -> Problem:
+        """Return the problem of training an ordinary module; dropout is off, buffers stay as they are."""
+        if loss not in LOSSES:
+            raise ValueError(f"loss must be one of {sorted(LOSSES)}, but is '{loss}'; or pass `losses=`, a function.")
+        _refuse_running_statistics(module)
+        template = copy.deepcopy(module).eval().requires_grad_(True)
+        layout = module_layout(template)
+        if not layout:
+            raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to train.")
+        theta0 = module_theta(template)
+
+        def predict(theta: Tensor, inputs: Tensor) -> Tensor:
+            cast = inputs.to(theta.dtype) if inputs.is_floating_point() else inputs
+            outputs: Tensor = functional_call(template, named_parameters(theta, layout), (cast,))
+            return outputs
+
+        default_name, default_score = SCORES[loss]
+        return cls(
+            theta0=theta0,
+            layout=layout,
+            predict=predict,
+            losses=losses or LOSSES[loss],
+            score=score or default_score,
+            score_name=score_name or ("score" if score else default_name),
+            ridge=ridge,
+            loss_floor=loss_floor,
+            module=template,
+            model_spec=model_spec,
+        )
+
+    def module_at(self, theta: Tensor) -> nn.Module:
+        """Return a copy of the module with theta as its parameters, in evaluation mode."""
+        if self.module is None:
+            raise ValueError("this problem was not made from a module, so there is none to return; use `theta`.")
+        module = copy.deepcopy(self.module)
+        fill_module(module, named_parameters(theta, self.layout))
+        return module
+
+
+def fill_module(module: nn.Module, parameters: dict[str, Tensor]) -> None:
+    """Copy the named parameters into the module."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name not in parameters:
+                raise ValueError(f"the saved model has no parameter '{name}'; it has {sorted(parameters)}.")
+            if parameters[name].shape != parameter.shape:
+                raise ValueError(
+                    f"parameter '{name}' has shape {tuple(parameter.shape)} in the module but "
+                    f"{tuple(parameters[name].shape)} in the saved model; build the module as it was trained."
+                )
+            parameter.copy_(parameters[name])
+
+
+def _refuse_running_statistics(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if getattr(part, "running_mean", None) is not None:
+            raise ValueError(
+                f"'{name or type(part).__name__}' ({type(part).__name__}) keeps running statistics, which have no "
+                "meaning across clients with different data. Use nn.GroupNorm (or track_running_stats=False)."
+            )
+
+
+def _replaced(problem: Problem, **changes: Any) -> Problem:
+    return Problem(**{**problem.__dict__, **changes})

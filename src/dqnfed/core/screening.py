@@ -1,0 +1,80 @@
+"""What happens to bad answers before any method sees them: dropped, clipped, and written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import check_choice, check_range
+from dqnfed.core.tensors import gather, n_rows, named_tensors
+
+U = TypeVar("U", bound=tuple[Any, ...])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How the server treats clients that fail, lie or disappear."""
+
+    on_nonfinite: str = "drop"  # drop | fail
+    max_update_norm: float = 10.0  # times the cohort's median norm; longer updates are clipped to it; inf: never
+    min_replies: int = 1  # a round with fewer usable answers keeps the model as it is
+
+    def __post_init__(self) -> None:
+        check_choice(self, "on_nonfinite", ("drop", "fail"))
+        check_range(self, "max_update_norm", low=1.0)
+        check_range(self, "min_replies", low=1)
+
+
+class Screened(NamedTuple):
+    """Who is left, and what was done to whom."""
+
+    kept: Tensor  # [K'] positions in the cohort, ascending
+    factors: Tensor  # [K'] factor on each kept update; 1 = as it came
+    dropped: list[tuple[int, str]]  # (position, why)
+
+
+def screen(
+    updates: tuple[Any, ...], policy: Policy, scales: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> Screened:
+    """Return which stacked answers are usable: finite, not of zero norm; and how far the longest are to be clipped."""
+    n = n_rows(updates)
+    required = [t for name, t in named_tensors(updates).items() if name not in optional and t.is_floating_point()]
+    finite = torch.stack([torch.isfinite(t.reshape(n, -1)).all(1) for t in required])
+    measured = getattr(updates, scales[0]).reshape(n, -1) if scales and scales[0] in _fields(updates) else None
+    norms = torch.full((n,), 1.0) if measured is None else torch.linalg.vector_norm(measured, dim=1)
+    report = torch.stack([finite.all(0).to(torch.float64), norms.to(finite.device, torch.float64)]).cpu().numpy()
+    usable, lengths = report[0] > 0, report[1]
+    dropped = [(k, "update is not finite") for k in np.flatnonzero(~usable)]
+    dropped += [(k, "update has zero norm") for k in np.flatnonzero(usable & (lengths == 0))]
+    usable &= lengths > 0
+    kept = np.flatnonzero(usable)
+    factors = np.ones(len(kept))
+    if len(kept) and measured is not None:
+        longest = policy.max_update_norm * float(np.median(lengths[kept]))
+        factors = np.minimum(1.0, longest / lengths[kept])
+    return Screened(torch.as_tensor(kept), torch.as_tensor(factors), [(int(k), why) for k, why in dropped])
+
+
+def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
+    """Return the kept answers, the clipped ones scaled down in every field that is homogeneous in their size."""
+    if len(found.kept) < n_rows(updates):
+        updates = gather(updates, found.kept)
+    if bool((found.factors == 1).all()):
+        return updates
+
+    def scaled(t: Tensor) -> Tensor:
+        factors = found.factors.to(t.device, t.dtype)
+        return t * factors.view(-1, *[1] * (t.dim() - 1))
+
+    changed = {name: scaled(getattr(updates, name)) for name in scales if name in _fields(updates)}
+    replaced: U = updates._replace(**changed)  # type: ignore[attr-defined]
+    return replaced
+
+
+def _fields(record: tuple[Any, ...]) -> tuple[str, ...]:
+    names: tuple[str, ...] = record._fields  # type: ignore[attr-defined]
+    return names

@@ -1,0 +1,24 @@
+"""The only source of randomness: every draw is a function of (run seed, round, client, purpose)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def seed_number(seed: int, round: int = 0, client: int = 0, purpose: str = "") -> int:
+    """Return a 63-bit number that no other (seed, round, client, purpose) shares, the same on every machine."""
+    key = f"{seed}/{round}/{client}/{purpose}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+
+def seed_for(seed: int, round: int = 0, client: int = 0, purpose: str = "") -> torch.Generator:
+    """Return a host generator for torch draws."""
+    return torch.Generator().manual_seed(seed_number(seed, round, client, purpose))
+
+
+def numpy_seed_for(seed: int, round: int = 0, client: int = 0, purpose: str = "") -> np.random.Generator:
+    """Return a generator for NumPy draws."""
+    return np.random.default_rng(seed_number(seed, round, client, purpose))

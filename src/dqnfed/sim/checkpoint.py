@@ -1,0 +1,68 @@
+"""The engine's state on disk: written whole or not at all, read back to the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.run_folder import json_text, load_tensors, save_tensors, write_atomically
+from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors
+from dqnfed.sim.state import State
+
+
+def save_checkpoint(folder: Path, state: State) -> None:
+    """Write the state; the small JSON file is replaced last, so a kill leaves the previous checkpoint in force."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = named_tensors(state.server, "server.")
+    named["losses"] = state.losses
+    named["memory_row_of"] = state.memory.row_of
+    if state.memory.rows is not None:
+        named.update(named_tensors(state.memory.rows, "memory."))
+    tensor_file = f"state-{state.round}.safetensors"
+    save_tensors(folder / tensor_file, named, {"round": state.round})
+    facts = {"round": state.round, "tensors": tensor_file, "totals": state.totals, "rho": [state.rho_sum, state.rho_n]}
+    write_atomically(
+        folder / "checkpoint.json",
+        json_text(
+            {
+                **facts,
+                "n_dropped": state.n_dropped,
+                "n_clipped": state.n_clipped,
+                "start": state.start,
+                "stopped": state.stopped,
+            }
+        ),
+    )
+    for old in folder.glob("state-*.safetensors"):
+        if old.name != tensor_file:
+            old.unlink()
+
+
+def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm) -> bool:
+    """Fill the state from the folder; return False where there is no checkpoint yet."""
+    facts_file = folder / "checkpoint.json"
+    if not facts_file.is_file():
+        return False
+    facts: dict[str, Any] = json.loads(facts_file.read_text())
+    named, _ = load_tensors(folder / facts["tensors"])
+    device = state.server.theta.device
+
+    def placed(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return t.to(like.device)
+
+    state.server = map_tensors(placed, from_named_tensors(algorithm.Server, named, "server."), state.server)
+    state.losses = named["losses"]
+    state.memory.row_of = named["memory_row_of"]
+    if bool((state.memory.row_of >= 0).any()):
+        rows = from_named_tensors(algorithm.Memory, named, "memory.")
+        state.memory.rows = map_tensors(lambda t: t.to(device), rows)
+    state.round = facts["round"]
+    state.totals = facts["totals"]
+    state.rho_sum, state.rho_n = facts["rho"]
+    state.n_dropped, state.n_clipped = facts["n_dropped"], facts["n_clipped"]
+    state.start, state.stopped = facts["start"], facts["stopped"]
+    return True

@@ -1,0 +1,65 @@
+"""Ways to run `client_step` for a whole cohort; all give the same answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.func import vmap
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.tensors import concatenated, gather, n_rows, row, stack
+
+Answers = tuple[Any, Any]  # stacked updates, stacked memories
+
+
+class CohortRunner(Protocol):
+    """Runs one client step for every row of the tasks."""
+
+    def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers: ...
+
+
+@dataclass(frozen=True)
+class Vectorised:
+    """All clients at once under `torch.func.vmap`, or in chunks of `chunk` clients when memory is short."""
+
+    chunk: int | None = None
+
+    def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
+        if not algorithm.vectorises:
+            return Looped()(algorithm, problem, tasks, sent, memory)
+
+        def one(task: Task, kept: Any) -> Answers:
+            return algorithm.client_step(problem, task, sent, kept)
+
+        n = n_rows(tasks)
+        size = self.chunk or n
+        parts: list[Answers] = []
+        for start in range(0, n, size):
+            chosen = torch.arange(start, min(start + size, n))
+            whole = len(chosen) == n
+            parts.append(
+                vmap(one)(tasks, memory) if whole else vmap(one)(gather(tasks, chosen), gather(memory, chosen))
+            )
+        return concatenated([u for u, _ in parts]), concatenated([m for _, m in parts])
+
+
+@dataclass(frozen=True)
+class Looped:
+    """One client after the other: the reference, and what methods use that do not vectorise."""
+
+    def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
+        answers = [algorithm.client_step(problem, row(tasks, k), sent, row(memory, k)) for k in range(n_rows(tasks))]
+        return stack([u for u, _ in answers]), stack([m for _, m in answers])
+
+
+def vectorised(chunk: int | None = None) -> CohortRunner:
+    """Return the runner that does all clients at once."""
+    return Vectorised(chunk)
+
+
+def looped() -> CohortRunner:
+    """Return the runner that does one client after the other."""
+    return Looped()

@@ -1,0 +1,293 @@
+"""One round, one straight line: sample, send, client steps, screen, server step, evaluate, record."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status, message_bits
+from dqnfed.core.federation import Federation
+from dqnfed.core.problem import Problem
+from dqnfed.core.result import RunResult, model_metadata
+from dqnfed.core.run_folder import ClientRow, RunFolder
+from dqnfed.core.screening import Policy, screen, screened_updates
+from dqnfed.core.tensors import gather, named_parameters
+from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
+from dqnfed.sim.cohort import CohortRunner, vectorised
+from dqnfed.sim.feed import Feed, sampled_clients
+from dqnfed.sim.journal import Journal
+from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
+from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.state import Evaluation, Record, Setup, State
+
+logger = logging.getLogger("dqnfed")
+MAX_PHASES = 200  # of one round; a method that asks for more has lost its way
+
+
+class Observer(Protocol):
+    """Anything that wants to follow a run: progress bars, trackers, live pages."""
+
+    def start(self, out: Path | None, config: Mapping[str, Any]) -> None: ...
+    def round(self, record: Mapping[str, Any]) -> None: ...
+    def end(self, summary: Mapping[str, Any]) -> None: ...
+
+
+def run(
+    algorithm: AnyAlgorithm,
+    problem: Problem,
+    federation: Federation,
+    *,
+    rounds: int,
+    participation: float = 1.0,  # share of the clients sampled each round, in (0, 1]
+    seed: int = 0,
+    cohort: CohortRunner | None = None,
+    evaluation: Evaluation | None = None,
+    policy: Policy | None = None,
+    out: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    observers: Sequence[Observer] = (),
+    config: Mapping[str, Any] | None = None,
+    resume: bool = False,
+) -> RunResult:
+    """Return the result of training for the given number of rounds; with `out`, everything is on disk as it happens.
+
+    A run is a function of its arguments: the same call gives the same bits, and a killed run that is resumed ends
+    with the bits of one that was not. Ctrl-C finishes the round, saves and returns; a second one stops at once.
+    """
+    size = cohort_size(participation, federation.n_clients)
+    prepared = algorithm.prepare(problem, federation.n_clients, size)
+    setup = Setup(
+        prepared,
+        problem,
+        federation,
+        rounds,
+        size,
+        seed,
+        cohort or vectorised(),
+        evaluation or Evaluation(),
+        policy or Policy(),
+        Feed(federation, problem, prepared, seed),
+    )
+    settings = dict(config) if config is not None else _plain_config(setup, participation)
+    folder = RunFolder(Path(out)) if out is not None else None
+    journal = Journal(folder, model_columns(setup))
+    state = fresh_state(setup)
+    if resume and folder is not None and load_checkpoint(folder.path / "checkpoint", state, prepared):
+        journal.reopen(state.round)
+        logger.info("resuming after round %d", state.round - 1)
+    else:
+        journal.open(settings, federation, problem)
+        journal.add(*start_record(setup, state))
+    for observer in observers:
+        observer.start(folder.path if folder else None, settings)
+    last_saved = time.monotonic()
+    with interrupt_flag() as interrupted:
+        while state.round < rounds and not state.stopped and not interrupted.is_set():
+            record, rows = play_round(setup, state)
+            journal.add(record, rows)
+            for observer in observers:
+                observer.round(record)
+            if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
+                save_checkpoint(folder.path / "checkpoint", state)
+                last_saved = time.monotonic()
+    if folder is not None:
+        save_checkpoint(folder.path / "checkpoint", state)
+    result = finished(setup, state, journal, settings)
+    for observer in observers:
+        observer.end(result.summary)
+    return result
+
+
+def cohort_size(participation: float, n_clients: int) -> int:
+    """Return how many clients a share means: rounded, at least one."""
+    if not 0 < participation <= 1:
+        raise ValueError(f"participation must be a share in (0, 1], but is {participation}.")
+    return max(1, round(participation * n_clients))
+
+
+def fresh_state(setup: Setup) -> State:
+    """Return the state before the first round."""
+    n_clients = setup.federation.n_clients
+    return State(
+        server=setup.algorithm.init_server(setup.problem, n_clients),
+        memory=MemoryStore(setup.algorithm, setup.problem, n_clients),
+        losses=torch.full((n_clients,), torch.nan, dtype=torch.float64),
+    )
+
+
+def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
+    """Play one round: change the state, and return the round's record and its clients' rows."""
+    started = time.perf_counter()
+    algorithm, federation = setup.algorithm, setup.federation
+    sampled = sampled_clients(setup.seed, state.round, federation.n_clients, setup.cohort_size)
+    clients = algorithm.cohort(state.server, state.round, sampled, federation.n_clients)
+    tasks = setup.feed.tasks(clients, state.round)
+    before = participant_losses(setup, state, clients)
+    record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
+    notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
+
+    for _phase in range(MAX_PHASES):
+        sent = algorithm.send(state.server)
+        memory = state.memory.get(clients, tasks)
+        updates, memory = setup.cohort(algorithm, setup.problem, tasks, sent, memory)
+        notes["bytes_up"] += algorithm.uplink_bits(updates) * len(clients) // 8
+        notes["bytes_down"] += message_bits(sent) * len(clients) // 8
+        notes["passes"] += algorithm.passes(sent) * len(clients)
+        step = answered_step(setup, state, updates, memory, clients, notes)
+        state.server = step.server
+        notes["diagnostics"].update(step.diagnostics)
+        if step.status is not Status.AGAIN:
+            break
+    else:
+        raise RuntimeError(
+            f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}."
+        )
+
+    if not bool(torch.isfinite(state.server.theta).all()):
+        step = ServerStep(state.server, Status.STOP, {}, f"the model is not finite after round {state.round}")
+    state.stopped = step.reason or "the method ended the run" if step.status is Status.STOP else ""
+    record["status"] = step.status.value
+    if state.stopped:
+        record["reason"] = state.stopped
+    is_last = state.round == setup.rounds - 1 or bool(state.stopped)
+    evaluated, rows = measured(setup, state, clients, before, evaluate_all=is_last or _is_due(setup, state.round))
+    record.update(evaluated)
+    record.update(notes)
+    record["seconds"] = time.perf_counter() - started
+    _account(state, record)
+    state.round += 1
+    return record, rows
+
+
+def answered_step(
+    setup: Setup, state: State, updates: Any, memory: Any, clients: Tensor, notes: Record
+) -> ServerStep[Any]:
+    """Screen the answers, keep the memories of those that pass, and return the server's step; nobody left: hold."""
+    algorithm, policy = setup.algorithm, setup.policy
+    found = screen(updates, policy, algorithm.scales, algorithm.optional)
+    for k, why in found.dropped:
+        client = int(clients[k])
+        if policy.on_nonfinite == "fail" and why == "update is not finite":
+            raise ValueError(
+                f"client {client} sent an update that is not finite in round {state.round}, and "
+                '`policy.on_nonfinite` is "fail"; "drop" goes on without it.'
+            )
+        logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
+        notes["dropped"].append({"client": client, "why": why})
+    kept = clients[found.kept]
+    for k, factor in zip(kept.tolist(), found.factors.tolist(), strict=True):
+        if factor < 1:
+            logger.info("round %d: client %d clipped by the factor %.3g", state.round, k, factor)
+            notes["clipped"].append({"client": k, "factor": factor})
+    if len(kept) < policy.min_replies:
+        return ServerStep(state.server, Status.HOLD, {})
+    state.memory.put(kept, memory if len(kept) == len(clients) else gather(memory, found.kept))
+    cohort = Cohort(kept, setup.federation.n_examples[kept], setup.federation.n_clients, state.round)
+    return algorithm.server_step(state.server, screened_updates(updates, found, algorithm.scales), cohort)
+
+
+def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, Any]) -> RunResult:
+    """Return the result, after writing the model and the summary to the run's folder."""
+    problem = setup.problem
+    last = next(r for r in reversed(journal.history) if r["accuracy"] is not None)
+    summary = {
+        "name": settings.get("name", "run"),
+        "algorithm": settings.get("algorithm", {}).get("name", type(setup.algorithm).__name__),
+        "seed": setup.seed,
+        "version": journal.environment["dqnfed"],
+        "rounds": state.round,
+        "status": "stopped" if state.stopped else "finished" if state.round >= setup.rounds else "interrupted",
+        "reason": state.stopped,
+        "score": problem.score_name,
+        "accuracy": last["accuracy"],
+        "train_loss": last["train_loss"],
+        "models": last.get("models", {}),
+        "start": state.start,
+        "rho_mean": state.rho_sum / state.rho_n if state.rho_n else None,
+        "totals": state.totals,
+        "n_dropped": state.n_dropped,
+        "n_clipped": state.n_clipped,
+    }
+    theta = _global_model(setup, state).detach().cpu()
+    if journal.folder is not None:
+        journal.folder.write_model(
+            named_parameters(theta, problem.layout), model_metadata(problem.layout, problem.model_spec)
+        )
+        journal.folder.finish(summary)
+    return RunResult(
+        theta=theta,
+        layout=problem.layout,
+        summary=summary,
+        history=journal.history,
+        client_rows=journal.rows,
+        columns=model_columns(setup),
+        config=settings,
+        clients=journal.clients,
+        environment=journal.environment,
+        module=problem.module,
+        model_spec=problem.model_spec,
+    )
+
+
+@contextmanager
+def interrupt_flag() -> Iterator[threading.Event]:
+    """Give an event that the first Ctrl-C sets; a second Ctrl-C interrupts at once."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        logger.warning("interrupted: finishing this round and saving; press Ctrl-C again to stop at once")
+        flag.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _is_due(setup: Setup, round: int) -> bool:
+    return (round + 1) % setup.evaluation.every == 0
+
+
+def _account(state: State, record: Record) -> None:
+    for key in state.totals:
+        state.totals[key] += record[key]
+    if record["rho"] is not None:
+        state.rho_sum += record["rho"]
+        state.rho_n += 1
+    state.n_dropped += len(record["dropped"])
+    state.n_clipped += len(record["clipped"])
+
+
+def _global_model(setup: Setup, state: State) -> Tensor:
+    if setup.algorithm.is_personal:
+        theta: Tensor = state.server.theta
+        return theta
+    return next(iter(setup.algorithm.evaluated(state.server, None).values()))
+
+
+def _plain_config(setup: Setup, participation: float) -> dict[str, Any]:
+    algorithm = {k: v for k, v in asdict(setup.algorithm).items() if v is not None}
+    return {
+        "name": "run",
+        "algorithm": {"name": type(setup.algorithm).__name__, **algorithm},
+        "train": {"rounds": setup.rounds, "participation": participation},
+        "eval": asdict(setup.evaluation),
+        "policy": asdict(setup.policy),
+        "run": {"seed": setup.seed},
+    }

@@ -1,0 +1,76 @@
+"""From a federation to the tasks of one round."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
+from dqnfed.core.federation import Federation
+from dqnfed.core.local_work import draw_batches
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.seeds import numpy_seed_for, seed_for
+
+
+def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
+    """Return the clients of a round, uniform without replacement, ascending; the same for every method."""
+    if size >= n_clients:
+        return torch.arange(n_clients)
+    chosen = numpy_seed_for(seed, round, purpose="cohort").choice(n_clients, size=size, replace=False)
+    return torch.as_tensor(chosen).sort().values
+
+
+class Feed:
+    """Makes the stacked tasks of a cohort; the last cohort's examples are kept, since they often come again."""
+
+    def __init__(self, federation: Federation, problem: Problem, algorithm: AnyAlgorithm, seed: int) -> None:
+        self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
+        self._last: tuple[list[int], tuple[Tensor, Tensor, Tensor]] | None = None
+
+    def tasks(self, clients: Tensor, round: int) -> Task:
+        """Return the clients' tasks, stacked and padded to the largest."""
+        algorithm, theta0 = self._algorithm, self._problem.theta0
+        inputs, targets, mask = self._examples(clients)
+        return Task(
+            inputs,
+            targets,
+            mask,
+            self._batches(clients, round).to(inputs.device),
+            self._noise(clients, round).to(theta0.device),
+            torch.full((len(clients),), algorithm.lr_at(round), dtype=theta0.dtype, device=theta0.device),
+        )
+
+    def _noise(self, clients: Tensor, round: int) -> Tensor:
+        algorithm = self._algorithm
+        if type(algorithm).noise is Algorithm.noise:
+            return self._problem.theta0.new_zeros(len(clients), 0)
+        generators = [seed_for(self._seed, round, int(c), "noise") for c in clients]
+        return torch.stack([algorithm.noise(self._problem, generator) for generator in generators])
+
+    def _examples(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        who = clients.tolist()
+        if self._last is None or self._last[0] != who:
+            train = self._federation.train
+            rows, real = train.padded_rows(clients)
+            rows = rows.to(train.inputs.device)
+            mask = real.to(self._problem.theta0.device, self._problem.theta0.dtype)
+            self._last = (who, (train.inputs[rows], train.targets[rows], mask))
+        return self._last[1]
+
+    def _batches(self, clients: Tensor, round: int) -> Tensor:
+        algorithm = self._algorithm
+        if algorithm.batch_size is None:
+            return torch.zeros(len(clients), algorithm.epochs, 0, dtype=torch.long)
+        drawn = [
+            draw_batches(
+                int(self._federation.n_examples[c]),
+                epochs=algorithm.epochs,
+                batch_size=algorithm.batch_size,
+                generator=seed_for(self._seed, round, int(c), "batches"),
+            )
+            for c in clients
+        ]
+        padded = torch.full((len(drawn), max(len(b) for b in drawn), algorithm.batch_size), -1)
+        for k, batches in enumerate(drawn):
+            padded[k, : len(batches)] = batches
+        return padded

@@ -1,0 +1,66 @@
+"""The records of a run, in memory and, where there is a folder, on disk."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dqnfed.core.federation import Federation
+from dqnfed.core.problem import Problem
+from dqnfed.core.run_folder import ClientRow, RunFolder, environment
+from dqnfed.sim.state import Record
+
+
+class Journal:
+    """The run's records, in memory and, where there is a folder, on disk."""
+
+    def __init__(self, folder: RunFolder | None, columns: tuple[str, ...]) -> None:
+        self.folder, self.columns = folder, columns
+        self.history: list[Record] = []
+        self.rows: list[ClientRow] = []
+        self.clients: list[dict[str, Any]] = []
+        self.environment: dict[str, Any] = {}
+
+    def open(self, settings: Mapping[str, Any], federation: Federation, problem: Problem) -> None:
+        """Begin a new run."""
+        self.clients = described_clients(federation)
+        self.environment = environment(" ".join(sys.argv), str(problem.theta0.device))
+        if self.folder is not None:
+            self.folder.begin(settings, self.clients, self.environment, self.columns)
+
+    def reopen(self, n_rounds: int) -> None:
+        """Go on with a run whose first rounds are done."""
+        assert self.folder is not None
+        self.folder.cut_back(n_rounds)
+        self.history = self.folder.metrics()
+        self.clients = json.loads((self.folder.path / "clients.json").read_text())
+        self.environment = json.loads((self.folder.path / "env.json").read_text())
+
+    def add(self, record: Record, rows: list[ClientRow]) -> None:
+        """Write down one round."""
+        self.history.append(record)
+        if self.folder is not None:
+            self.folder.append(record, rows)
+        else:
+            self.rows.extend(rows)
+
+
+def described_clients(federation: Federation) -> list[dict[str, Any]]:
+    """Return who the clients are: name, sizes, label mix, group."""
+    labels = federation.label_counts()
+    described: list[dict[str, Any]] = []
+    for c, name in enumerate(federation.names):
+        described.append(
+            {
+                "client": c,
+                "name": name,
+                "n_train": int(federation.train.sizes[c]),
+                "n_test": int(federation.test.sizes[c]),
+                "group": federation.groups[c] if federation.groups else None,
+            }
+        )
+        if labels is not None:
+            described[-1]["labels"] = {str(k): v for k, v in labels[c].items()}
+    return described

@@ -1,0 +1,70 @@
+"""Client memories: rows for those clients only that have taken part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.tensors import concatenated, gather, map_tensors, n_rows, row, stack
+
+
+class MemoryStore:
+    """The stacked memories of all clients seen so far, and which row is whose."""
+
+    def __init__(self, algorithm: AnyAlgorithm, problem: Problem, n_clients: int) -> None:
+        self._algorithm, self._problem = algorithm, problem
+        self.row_of = torch.full((n_clients,), -1)
+        self.rows: Any = None
+
+    def get(self, clients: Tensor, tasks: Task) -> Any:
+        """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
+        known = self.row_of[clients] >= 0
+        if bool(known.all()):
+            return self._stored(self.row_of[clients])
+        newcomers = (~known).nonzero().flatten()
+        fresh = self._fresh(gather(tasks, newcomers))
+        if not bool(known.any()):
+            return fresh
+        place = torch.empty(len(clients), dtype=torch.long)
+        place[known] = torch.arange(int(known.sum()))
+        place[newcomers] = torch.arange(int(known.sum()), len(clients))
+        return gather(concatenated([self._stored(self.row_of[clients[known]]), fresh]), place)
+
+    def put(self, clients: Tensor, memory: Any) -> None:
+        """Keep the clients' memories."""
+        if len(clients) == 0:
+            return
+        known = self.row_of[clients] >= 0
+        if self.rows is not None and bool(known.all()) and len(clients) == n_rows(self.rows):
+            order = torch.empty_like(clients)
+            order[self.row_of[clients]] = torch.arange(len(clients))
+            in_place = bool((order == torch.arange(len(order))).all())
+            self.rows = memory if in_place else gather(memory, order)
+            return
+        if bool(known.any()):
+            index, chosen = self.row_of[clients[known]], known.nonzero().flatten()
+
+            def overwrite(mine: Tensor, theirs: Tensor) -> Tensor:
+                return mine.index_copy_(0, index.to(mine.device), theirs.index_select(0, chosen.to(mine.device)))
+
+            map_tensors(overwrite, self.rows, memory)
+        if not bool(known.all()):
+            newcomers = (~known).nonzero().flatten()
+            n_before = 0 if self.rows is None else n_rows(self.rows)
+            self.row_of[clients[newcomers]] = torch.arange(n_before, n_before + len(newcomers))
+            fresh = map_tensors(Tensor.clone, memory) if bool((~known).all()) else gather(memory, newcomers)
+            self.rows = fresh if self.rows is None else concatenated([self.rows, fresh])
+
+    def _stored(self, index: Tensor) -> Any:
+        whole = len(index) == n_rows(self.rows) and bool((index == torch.arange(len(index))).all())
+        return self.rows if whole else gather(self.rows, index)
+
+    def _fresh(self, tasks: Task) -> Any:
+        if self._algorithm.vectorises:
+            return vmap(lambda task: self._algorithm.init_memory(self._problem, task))(tasks)
+        return stack([self._algorithm.init_memory(self._problem, row(tasks, k)) for k in range(n_rows(tasks))])

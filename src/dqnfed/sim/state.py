@@ -1,0 +1,66 @@
+"""What a run is made of: what stays the same, and what changes while it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
+from dqnfed.core.federation import Federation
+from dqnfed.core.problem import Problem
+from dqnfed.core.screening import Policy
+from dqnfed.sim.cohort import CohortRunner
+from dqnfed.sim.feed import Feed
+from dqnfed.sim.memory import MemoryStore
+
+Record = dict[str, Any]  # one line of metrics.jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is measured, and how often."""
+
+    every: int = 1  # rounds between evaluations of all clients; the last round is always evaluated
+    participants: bool = True  # every participant's training loss before and after each round (rho needs it)
+    part: str = "test"  # train | validation | test: the examples that the score is taken on
+
+    def __post_init__(self) -> None:
+        check_range(self, "every", low=1)
+        check_choice(self, "part", ("train", "validation", "test"))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same while a run goes on."""
+
+    algorithm: AnyAlgorithm
+    problem: Problem
+    federation: Federation
+    rounds: int
+    cohort_size: int
+    seed: int
+    cohort: CohortRunner
+    evaluation: Evaluation
+    policy: Policy
+    feed: Feed
+
+
+@dataclass
+class State:
+    """Everything that the next round depends on, and the sums of the rounds so far."""
+
+    server: Any
+    memory: MemoryStore
+    losses: Tensor  # [C] training losses at the present theta where they are known, else NaN
+    round: int = 0  # the next one
+    stopped: str = ""  # why the method ended the run
+    start: Record = field(default_factory=dict)  # the start model's evaluation
+    totals: dict[str, float] = field(
+        default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}
+    )
+    rho_sum: float = 0.0
+    rho_n: int = 0
+    n_dropped: int = 0
+    n_clipped: int = 0
