@@ -1,0 +1,153 @@
+"""How evenly a [K] vector of client values (accuracies, losses) is spread.
+
+Angle, KL, Jain, Gini and the coefficient of variation compare the vector with a uniform one. A vector of zeros serves
+nobody, so it gets each measure's worst value instead of a division by zero; KL, Jain and Gini have no meaning for
+negative values and are NaN there.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+FloatArray = NDArray[np.float64]
+Values = ArrayLike | Tensor
+
+
+def mean(values: Values) -> float:
+    """Return the unweighted mean over clients."""
+    return float(_checked(values).mean())
+
+
+def std(values: Values) -> float:
+    """Return the population standard deviation over clients (divided by K, not K - 1)."""
+    return float(_checked(values).std())
+
+
+def worst(values: Values, share: float, *, higher_is_better: bool = True) -> float:
+    """Return the mean of the worst max(1, floor(share K)) values."""
+    return _tail_mean(_checked(values), share, lowest=higher_is_better)
+
+
+def best(values: Values, share: float, *, higher_is_better: bool = True) -> float:
+    """Return the mean of the best max(1, floor(share K)) values."""
+    return _tail_mean(_checked(values), share, lowest=not higher_is_better)
+
+
+def angle(values: Values) -> float:
+    """Return the angle in degrees between the values and the uniform vector: atan(std / mean); 90 for zeros."""
+    a = _checked(values)
+    return math.degrees(math.atan2(a.std(), a.mean())) if a.any() else 90.0
+
+
+def kl(values: Values) -> float:
+    """Return the divergence KL(a / sum a || uniform) in nats: 0 for equal values, ln K if one client has everything."""
+    a = _checked(values)
+    if (a < 0).any():
+        return math.nan
+    if not a.any():
+        return math.log(len(a))
+    shares = a / a.max()  # the sum of the raw values could overflow
+    shares = shares / shares.sum()
+    positive = shares[shares > 0]
+    return max(float(np.sum(positive * np.log(len(a) * positive))), 0.0)
+
+
+def jain(values: Values) -> float:
+    """Return Jain's index (sum a)^2 / (K sum a^2): 1 for equal values, 1 / K if one client has everything."""
+    a = _checked(values)
+    if (a < 0).any():
+        return math.nan
+    if not a.any():
+        return 1.0 / len(a)
+    a = a / a.max()
+    return float(a.sum() ** 2 / (len(a) * np.square(a).sum()))
+
+
+def gini(values: Values) -> float:
+    """Return the Gini coefficient: 0 for equal values, 1 - 1/K if one client has everything."""
+    a = np.sort(_checked(values))
+    if (a < 0).any():
+        return math.nan
+    K = len(a)
+    if not a.any():
+        return 1.0 - 1.0 / K
+    a = a / a[-1]
+    return max(float((2 * np.arange(1, K + 1) - K - 1) @ a / (K * a.sum())), 0.0)
+
+
+def coefficient_of_variation(values: Values) -> float:
+    """Return std / |mean|; sqrt(K - 1), the most that non-negative values can have, for zeros."""
+    a = _checked(values)
+    if not a.any():
+        return math.sqrt(len(a) - 1)
+    return float(a.std() / abs(a.mean())) if a.mean() != 0.0 else math.inf
+
+
+def weighted_mean(values: Values, weights: Values) -> float:
+    """Return the mean weighted by example counts."""
+    a, w = _checked(values), _checked(weights)
+    if w.shape != a.shape or (w < 0).any() or not w.sum() > 0:
+        raise ValueError(
+            f"one non-negative weight per client is needed, with a positive sum, but {len(a)} values came with "
+            f"weights {w.tolist()[:5]}{'...' if len(w) > 5 else ''} ({len(w)}); pass the example counts."
+        )
+    return float(a @ (w / w.sum()))
+
+
+def fairness_summary(
+    values: Values, weights: Values | None = None, *, higher_is_better: bool = True
+) -> dict[str, float]:
+    """Return every measure of the vector under its short name, in a fixed order."""
+    a = _checked(values)
+    return {
+        "mean": mean(a),
+        "std": std(a),
+        "worst10": worst(a, 0.10, higher_is_better=higher_is_better),
+        "best10": best(a, 0.10, higher_is_better=higher_is_better),
+        "worst5": worst(a, 0.05, higher_is_better=higher_is_better),
+        "best5": best(a, 0.05, higher_is_better=higher_is_better),
+        "angle": angle(a),
+        "kl": kl(a),
+        "jain": jain(a),
+        "gini": gini(a),
+        "cov": coefficient_of_variation(a),
+        "min": float(a.min()),
+        "max": float(a.max()),
+        "weighted_mean": mean(a) if weights is None else weighted_mean(a, weights),
+    }
+
+
+def improved_share(before: Values, after: Values) -> float:
+    """Return rho, the share of clients whose loss did not rise (equal counts as not risen, NaN as risen)."""
+    f, f_after = _checked(before, finite=False), _checked(after, finite=False)
+    if f.shape != f_after.shape:
+        raise ValueError(
+            f"losses before and after must be of the same clients, but there are {len(f)} and {len(f_after)}."
+        )
+    return float(np.mean(f_after <= f))
+
+
+def _checked(values: Values, *, finite: bool = True) -> FloatArray:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().numpy()
+    a = np.asarray(values, dtype=np.float64)
+    if a.ndim != 1 or len(a) == 0:
+        raise ValueError(f"one value per client is needed, [K] with K >= 1, but the shape is {a.shape}.")
+    bad = ~np.isfinite(a)
+    if finite and bad.any():
+        k = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"every client needs a finite value, but client {k} of {len(a)} has {a[k]}; "
+            "leave clients that could not be evaluated out of the vector and say so."
+        )
+    return a
+
+
+def _tail_mean(a: FloatArray, share: float, *, lowest: bool) -> float:
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"a share of the clients lies in (0, 1], but is {share}.")
+    n_tail = max(1, math.floor(share * len(a) + 1e-9))  # 0.29 * 100 must give 29
+    a = np.sort(a)
+    return float((a[:n_tail] if lowest else a[-n_tail:]).mean())

@@ -1,0 +1,218 @@
+"""BFGS: dense, limited-memory and compact forms of an inverse Hessian learnt from pairs (s, y).
+
+s is a move of theta and y the change of one gradient along it, both on the same data. Functions of tensors hold for
+one client and vectorise with `torch.func.vmap`: no branch looks at a value.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dqnfed.maths.gramian import combine, gramian
+
+FloatArray = NDArray[np.float64]
+
+
+class Pairs(NamedTuple):
+    """The newest m pairs, newest last; unused slots come first and hold zeros."""
+
+    s: Tensor  # [m, n]
+    y: Tensor  # [m, n]
+    n_pairs: Tensor  # []  int64, how many slots are used
+
+
+class CompactInverse(NamedTuple):
+    """W^-1 = scale I + P' middle P with the memory's rows P = [S; Y]: nothing n-long."""
+
+    scale: float
+    middle: FloatArray  # [2m, 2m], symmetric
+
+
+def is_curved(s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
+    """Return whether s'y > min_curvature ||s|| ||y||, [] bool; false for a zero or non-finite pair."""
+    finite = torch.isfinite(s).all() & torch.isfinite(y).all()
+    return torch.logical_and(finite, s @ y > min_curvature * s.norm() * y.norm())
+
+
+def hessian_bfgs_update(B: Tensor, s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
+    """Return the direct BFGS update of the Hessian B: symmetric, positive, and sending s to y. Keeps B if not curved.
+
+    The recursion printed in the paper (Algorithm 1), which there stands for the inverse.
+    """
+    curved = is_curved(s, y, min_curvature=min_curvature)
+    s, y = _kept(curved, s), _kept(curved, y)
+    Bs = B @ s
+    updated = B - torch.outer(Bs, Bs) / _divisor(curved, s @ Bs) + torch.outer(y, y) / _divisor(curved, s @ y)
+    return torch.where(curved, updated, B)
+
+
+def inverse_bfgs_update(H: Tensor, s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
+    """Return the BFGS update of the inverse Hessian H: symmetric, positive, and sending y to s. Keeps H if not curved.
+
+    Exactly the inverse of `hessian_bfgs_update` when H is the inverse of B (Nocedal & Wright 2006, eq. 6.17).
+    """
+    curved = is_curved(s, y, min_curvature=min_curvature)
+    s, y = _kept(curved, s), _kept(curved, y)
+    rho = 1.0 / _divisor(curved, s @ y)
+    V = torch.eye(len(s), dtype=s.dtype, device=s.device) - rho * torch.outer(s, y)
+    return torch.where(curved, V @ H @ V.T + rho * torch.outer(s, s), H)
+
+
+def empty_pairs(m: int, n: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Pairs:
+    """Return a memory for m pairs of length n with no pair in it."""
+    if m < 1:
+        raise ValueError(f"a limited memory holds at least one pair, but m is {m}; use the identity metric for none.")
+    zeros = torch.zeros(m, n, dtype=dtype, device=device)
+    return Pairs(zeros, zeros.clone(), torch.zeros((), dtype=torch.int64, device=device))
+
+
+def push_pair(pairs: Pairs, s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Pairs:
+    """Return the memory with (s, y) as its newest pair and the oldest dropped; unchanged if the pair is not curved."""
+    curved = is_curved(s, y, min_curvature=min_curvature)
+    return Pairs(
+        torch.where(curved, torch.cat([pairs.s[1:], s.unsqueeze(0)]), pairs.s),
+        torch.where(curved, torch.cat([pairs.y[1:], y.unsqueeze(0)]), pairs.y),
+        torch.where(curved, (pairs.n_pairs + 1).clamp(max=pairs.s.shape[0]), pairs.n_pairs),
+    )
+
+
+def scale(pairs: Pairs) -> Tensor:
+    """Return gam = s'y / y'y of the newest pair, the inverse Hessian's size where no pair looked; 1 if there is none."""
+    used = pairs.n_pairs > 0
+    s, y = pairs.s[-1], pairs.y[-1]
+    return torch.where(used, (s @ y) / _divisor(used, y @ y), torch.ones_like(s[0]))
+
+
+def damped(s: Tensor, y: Tensor, gam: Tensor, has_pair: Tensor, *, threshold: float = 0.1) -> Tensor:
+    """Return y pulled towards s/gam just as far as s'y >= threshold s's/gam needs (Powell 1978).
+
+    Measured against H0 = gam I, the newest stored pair's scale; without a pair (has_pair false) y is returned as is.
+    """
+    model = s @ s / gam  # s'B0 s
+    sy = s @ y
+    too_flat = has_pair & (sy < threshold * model)
+    phi = (1.0 - threshold) * model / _divisor(too_flat, model - sy)
+    return torch.where(too_flat, phi * y + (1.0 - phi) * s / gam, y)
+
+
+def lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
+    """Return g'Hg, H the limited-memory inverse BFGS matrix with H0 = gam I: positive for every g but zero.
+
+    One backward loop of dot products; ||g||^2 when the memory is empty. Equal to g @ `lbfgs_inverse_product`(pairs, g).
+    """
+    total = torch.zeros_like(g[0])
+    for s, y in zip(reversed(pairs.s.unbind()), reversed(pairs.y.unbind()), strict=True):
+        sy = s @ y
+        a = (s @ g) / _divisor(sy > 0, sy)  # an unused slot is zero and adds nothing
+        g = g - a * y
+        total = total + sy * a.square()
+    return scale(pairs) * (g @ g) + total
+
+
+def lbfgs_inverse_product(pairs: Pairs, v: Tensor) -> Tensor:
+    """Return H v for v [n], or the rows v_k H for v [K, n], by the two-loop recursion (Nocedal 1980)."""
+    slots = [(s, y, _divisor(s @ y > 0, s @ y)) for s, y in zip(pairs.s.unbind(), pairs.y.unbind(), strict=True)]
+    coefficients = []
+    for s, y, sy in reversed(slots):
+        a = (v @ s) / sy
+        v = v - a.unsqueeze(-1) * y
+        coefficients.append(a)
+    v = scale(pairs) * v
+    for (s, y, sy), a in zip(slots, reversed(coefficients), strict=True):
+        v = v + (a - (v @ y) / sy).unsqueeze(-1) * s
+    return v
+
+
+def lbfgs_direct_rate(pairs: Pairs, g: Tensor, *, beta: float = 1.0) -> Tensor:
+    """Return g'Bg, B the direct BFGS matrix of the pairs started at beta I (Byrd, Nocedal & Schnabel 1994, Thm 2.3).
+
+    The paper's recursion read literally, without the n x n matrix.
+    """
+    S, Y = pairs.s, pairs.y
+    SY = S @ Y.T
+    D = torch.diagonal(SY)
+    unused = torch.diag((D <= 0).to(g.dtype))  # keeps the rows of empty slots solvable; their right-hand side is zero
+    L = torch.tril(SY, diagonal=-1)
+    top = torch.cat([beta * (S @ S.T) + unused, L], dim=1)
+    bottom = torch.cat([L.T, -torch.diag(D) - unused], dim=1)
+    w = torch.cat([beta * (S @ g), Y @ g])
+    solution: Tensor = torch.linalg.solve(torch.cat([top, bottom]), w)
+    return beta * (g @ g) - w @ solution
+
+
+def secant_curvature(s: Tensor, y: Tensor) -> Tensor:
+    """Return s'y / s's, the curvature of a loss along the move s; NaN where there was no move."""
+    ss = s @ s
+    return torch.where(ss > 0, (s @ y) / _divisor(ss > 0, ss), torch.full_like(ss, torch.nan))
+
+
+def probe_length(theta: Tensor, g: Tensor, *, relative: float = 1e-4) -> Tensor:
+    """Return the e at which a probing gradient at theta - e g shows curvature: `relative` (1 + ||theta||) / ||g||."""
+    norm = g.norm()
+    return relative * (1.0 + theta.norm()) / _divisor(norm > 0, norm)
+
+
+def cauchy_rate(g: Tensor, g_probe: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the Cauchy decrement d = ||g||^2 / c and the curvature c = |g'(g - g_probe)| / (e ||g||^2) along g.
+
+    g_probe is the gradient at theta - e g: one extra gradient replaces a learning rate when there is no pair yet.
+    A zero gradient has rate 0; a loss without curvature along g, or a probe that is not finite, has rate and c NaN.
+    """
+    gg = g @ g
+    c = (g @ (g - g_probe)).abs() / (e * _divisor(gg > 0, gg))
+    curved = torch.logical_and(torch.isfinite(c), c > 0)
+    c = torch.where(curved, c, torch.full_like(c, torch.nan))
+    return torch.where(gg > 0, gg / c, torch.zeros_like(gg)), c
+
+
+def compact_inverse(pairs: Pairs) -> CompactInverse:
+    """Return the limited-memory inverse BFGS matrix in compact form (Byrd, Nocedal & Schnabel 1994, Thm 2.2).
+
+    In float64 on the host, from products of the memory with itself; not for use under vmap.
+    """
+    m = pairs.s.shape[0]
+    n_pairs = int(pairs.n_pairs)
+    middle = np.zeros((2 * m, 2 * m))
+    if n_pairs == 0:
+        return CompactInverse(1.0, middle)
+    used = slice(m - n_pairs, m)
+    products = gramian(pairs.y[used], pairs.s[used]).numpy()
+    YY, SY = products[:, :n_pairs], products[:, n_pairs:].T
+    gam = float(SY[-1, -1] / YY[-1, -1])
+    R_inverse = np.linalg.inv(np.triu(SY))
+    first, second = np.arange(m)[used], m + np.arange(m)[used]
+    middle[np.ix_(first, first)] = R_inverse.T @ (np.diag(np.diag(SY)) + gam * YY) @ R_inverse
+    middle[np.ix_(first, second)] = -gam * R_inverse.T
+    middle[np.ix_(second, first)] = -gam * R_inverse
+    return CompactInverse(gam, middle)
+
+
+def memory_products(G: Tensor, pairs: Pairs) -> tuple[FloatArray, FloatArray]:
+    """Return G G' [K, K] and G [S; Y]' [K, 2m] in float64, from one pass over G."""
+    products = gramian(G, (pairs.s, pairs.y)).numpy()
+    return products[:, : len(G)], products[:, len(G) :]
+
+
+def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> FloatArray:
+    """Return M = G W^-1 G' from the products of `memory_products`: the Gramian of the rows in the metric W."""
+    M = inverse.scale * GG + GP @ inverse.middle @ GP.T
+    return np.asarray((M + M.T) / 2.0)
+
+
+def metric_combination(weights: FloatArray, G: Tensor, GP: FloatArray, pairs: Pairs, inverse: CompactInverse) -> Tensor:
+    """Return u = W^-1 G'z for weights z [K], in the precision of G, from one pass over G and the memory."""
+    on_memory = torch.from_numpy(inverse.middle @ (GP.T @ weights))
+    m = pairs.s.shape[0]
+    step = combine(torch.from_numpy(inverse.scale * weights), G)
+    return step + combine(on_memory[:m], pairs.s) + combine(on_memory[m:], pairs.y)
+
+
+def _kept(keep: Tensor, v: Tensor) -> Tensor:
+    return torch.where(keep, v, torch.zeros_like(v))
+
+
+def _divisor(meant: Tensor, value: Tensor) -> Tensor:
+    return torch.where(meant, value, torch.ones_like(value))  # the unused branch must stay finite

@@ -1,0 +1,238 @@
+"""Small quadratic programs over the weights of K clients: exact, in float64, on the host."""
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+_ROUND_OFF = 1e-13  # multipliers below this share of their terms are rounding, not violations
+
+
+class UnitGramian(NamedTuple):
+    """A Gramian whose rows were scaled to unit length, which is as well conditioned as scaling rows can make it."""
+
+    matrix: FloatArray  # [K, K]  ones on the diagonal, zeros for rows of no length
+    lengths: FloatArray  # [K]     the rows' lengths; one where a row has none
+    live: BoolArray  # [K]     rows that have a length
+
+
+def unit_gramian(M: FloatArray, *, dead: float = 0.0) -> UnitGramian:
+    """Return the Gramian of the rows scaled to unit length; rows up to `dead` times the longest count as zero."""
+    M = np.asarray(M, dtype=np.float64)
+    if M.ndim != 2 or M.shape[0] != M.shape[1]:
+        raise ValueError(f"a Gramian is square, but this one has shape {M.shape}; pass G G'.")
+    if not np.isfinite(M).all():
+        k = int(np.flatnonzero(~np.isfinite(M).all(axis=1))[0])
+        raise ValueError(f"a Gramian must be finite, but row {k} is not; drop clients with non-finite gradients first.")
+    lengths = np.sqrt(np.clip(np.diag(M), 0.0, None))
+    live = lengths > dead * lengths.max(initial=0.0)
+    lengths = np.where(live, lengths, 1.0)
+    matrix = np.where(np.outer(live, live), (M + M.T) / 2 / lengths[:, None] / lengths[None, :], 0.0)
+    return UnitGramian(matrix, lengths, live)
+
+
+def simplex_projection(y: FloatArray) -> FloatArray:
+    """Return the point of the probability simplex nearest to y, by sorting (Held, Wolfe & Crowder 1974)."""
+    y = np.asarray(y, dtype=np.float64)
+    falling = np.sort(y)[::-1]
+    shifts = (1.0 - np.cumsum(falling)) / np.arange(1, len(y) + 1)
+    n_positive = int(np.flatnonzero(falling + shifts > 0)[-1]) + 1
+    x = np.clip(y + shifts[n_positive - 1], 0.0, None)
+    return np.asarray(x / x.sum())
+
+
+def box_simplex_projection(y: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
+    """Return the point nearest to y with lower <= x <= upper and entries that sum to one.
+
+    It is clip(y - nu, lower, upper) for the one nu that makes the sum right; the sum is piecewise linear in nu, so nu
+    is found exactly between two neighbours of the sorted breakpoints y - upper and y - lower.
+    """
+    y, lower, upper = _checked_box(y, lower, upper)
+    breakpoints = np.concatenate([y - upper, y - lower])
+    order = np.argsort(breakpoints, kind="stable")
+    nus = breakpoints[order]
+    slopes = np.cumsum(np.concatenate([-np.ones(len(y)), np.ones(len(y))])[order])
+    sums = upper.sum() + np.concatenate([[0.0], np.cumsum(slopes[:-1] * np.diff(nus))])
+    right = int(np.searchsorted(-sums, -1.0))  # sums fall with nu; the first breakpoint at or below one
+    if right == 0:
+        return upper.copy()
+    if right == len(sums):
+        return lower.copy()
+    slope = slopes[right - 1]
+    nu = nus[right] if slope == 0.0 else nus[right - 1] + (1.0 - sums[right - 1]) / slope
+    return np.asarray(np.clip(y - nu, lower, upper))
+
+
+def _checked_box(y: FloatArray, lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    y = np.asarray(y, dtype=np.float64)
+    low = np.broadcast_to(np.asarray(lower, dtype=np.float64), y.shape).copy()
+    high = np.broadcast_to(np.asarray(upper, dtype=np.float64), y.shape).copy()
+    slack = 1e-9  # bounds such as prior -+ radius are feasible up to rounding
+    if (low > high).any() or low.sum() > 1.0 + slack or high.sum() < 1.0 - slack:
+        raise ValueError(
+            "no weights fit the box: lower bounds must not exceed upper ones and their sums must enclose 1, but the "
+            f"sums are {low.sum():.6g} and {high.sum():.6g}; widen the box."
+        )
+    return y, low, high
+
+
+def nnls(A: FloatArray, b: FloatArray) -> FloatArray | None:
+    """Return argmin ||A z - b|| over z >= 0 (Lawson & Hanson 1974), or None where the iteration limit is reached."""
+    try:
+        z, _ = scipy.optimize.nnls(A, b, maxiter=10 * A.shape[1] + 100)
+    except RuntimeError:
+        return None
+    return np.asarray(z, dtype=np.float64)
+
+
+def factor(M: FloatArray, *, rtol: float = 1e-15) -> FloatArray:
+    """Return R [K, p] with R R' = M, M positive semidefinite; eigenvalues up to rtol times the largest are dropped."""
+    values, vectors = np.linalg.eigh(M)
+    kept = values > rtol * max(values[-1], 0.0)
+    return np.asarray(vectors[:, kept] * np.sqrt(values[kept]))
+
+
+def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
+    """Return z = argmin z'Mz subject to r'z = 1, z >= 0, and the multiplier v = z'Mz of its equation.
+
+    The dual of min ||u||^2 subject to G u >= r, with M = G G': u = G'z / v where v > 0; v = 0 says that no u exists
+    (Lawson & Hanson 1974, ch. 23, "LDP"). NNLS finds the support, an active-set method finishes it to round-off.
+    Needs max r > 0; accurate when M has a unit diagonal and r a maximum of one.
+    """
+    R = factor(M)
+    z = nnls(np.vstack([R.T, r]), np.append(np.zeros(R.shape[1]), 1.0))
+    if z is None or not r @ z > 0.0:
+        best = int(np.argmax(np.where(r > 0.0, r / np.sqrt(np.clip(np.diag(M), 1e-300, None)), -np.inf)))
+        z = np.where(np.arange(len(r)) == best, 1.0, 0.0)
+    return _sliced_box_minimiser(M, r, np.zeros(len(r)), np.full(len(r), np.inf), z / (r @ z))
+
+
+def min_norm_weights(M: FloatArray) -> FloatArray:
+    """Return the convex weights of the shortest vector in the convex hull of the rows whose Gramian is M.
+
+    Solves min lambda'M lambda over the simplex (Desideri 2012, "MGDA"). Exact to round-off for every row's own scale;
+    rows of zero length share the weight equally, since they are the answer.
+    """
+    unit = unit_gramian(M)
+    if not unit.live.all():
+        return np.where(unit.live, 0.0, 1.0) / np.count_nonzero(~unit.live)
+    z, _ = cone_weights(unit.matrix, unit.lengths.min() / unit.lengths)
+    weights = z / unit.lengths
+    return np.asarray(weights / weights.sum())
+
+
+def min_norm_box_weights(M: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
+    """Return argmin lambda'M lambda over convex weights with lower <= lambda <= upper (FedMGDA+, Hu et al. 2022).
+
+    Accelerated projected gradients find the active bounds, an active-set method finishes to round-off.
+    """
+    unit = unit_gramian(M)
+    K = len(unit.lengths)
+    start, low, high = _checked_box(np.full(K, 1.0 / K), lower, upper)
+    low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+    if (low == 0.0).all() and (high == 1.0).all():
+        return min_norm_weights(M)
+    start = box_simplex_projection(start, low, high)
+    if not unit.live.any():
+        return start
+    start = _projected_gradient_weights(np.asarray(M, dtype=np.float64), start, low, high)
+    scale = unit.lengths / unit.lengths.min()  # z = scale * lambda has a unit-diagonal Gramian
+    z, _ = _sliced_box_minimiser(unit.matrix, 1.0 / scale, low * scale, high * scale, start * scale)
+    return np.where(z <= low * scale, low, np.where(z >= high * scale, high, z / scale))
+
+
+def _projected_gradient_weights(
+    M: FloatArray, start: FloatArray, lower: FloatArray, upper: FloatArray, *, n_steps: int = 200
+) -> FloatArray:
+    largest = float(np.linalg.eigvalsh(M)[-1])
+    if not largest > 0.0:
+        return start
+    x, ahead, momentum = start, start, 1.0
+    for _ in range(n_steps):
+        x_next = box_simplex_projection(ahead - M @ ahead / largest, lower, upper)
+        momentum_next = (1.0 + np.sqrt(1.0 + 4.0 * momentum**2)) / 2.0
+        ahead = x_next + (momentum - 1.0) / momentum_next * (x_next - x)
+        moved = float(np.abs(x_next - x).max())
+        x, momentum = x_next, momentum_next
+        if moved <= 1e-15:
+            break
+    return x
+
+
+def _sliced_box_minimiser(
+    M: FloatArray, r: FloatArray, lower: FloatArray, upper: FloatArray, start: FloatArray
+) -> tuple[FloatArray, float]:
+    """Return argmin z'Mz/2 subject to r'z = 1, lower <= z <= upper, and the multiplier of the equation.
+
+    A primal active-set method (Nocedal & Wright 2006, sec. 16.5) from a feasible start; each step solves the bordered
+    system [[M, -r], [r', 0]] of the free entries, which stays regular where M alone is singular.
+    """
+    K = len(r)
+    z = np.clip(start, lower, upper)
+    free = (z > lower) & (z < upper)
+    movable = upper > lower
+    multiplier = 0.0
+    for n_done in range(20 * K + 100):
+        if free.any():
+            target, multiplier = _equality_minimiser(M, r, z, free)
+            move = target - z[free]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                room = np.where(move < 0.0, (lower[free] - z[free]) / move, (upper[free] - z[free]) / move)
+            room = np.where(move == 0.0, np.inf, room)
+            blocking = int(np.argmin(room))
+            if room[blocking] < 1.0:
+                z[free] += max(room[blocking], 0.0) * move
+                index = np.flatnonzero(free)[blocking]
+                z[index] = lower[index] if move[blocking] < 0.0 else upper[index]
+                free[index] = False
+                continue
+            z[free] = target
+        slope = M @ z
+        if not free.any():
+            multiplier = _vertex_multiplier(slope, r, movable & (z < upper), movable & (z > lower))
+        gain = np.where(z <= lower, multiplier * r - slope, slope - multiplier * r)
+        rounding = _ROUND_OFF * (np.abs(M) @ np.abs(z) + np.abs(multiplier * r))
+        releasable = movable & ~free & (gain > rounding)
+        if not releasable.any():
+            break
+        # the steepest entry usually; the first one after many steps, which cannot cycle (Bland 1977)
+        index = int(np.argmax(np.where(releasable, gain, -np.inf))) if n_done < 10 * K else int(np.argmax(releasable))
+        free[index] = True
+    return z, multiplier
+
+
+def _equality_minimiser(M: FloatArray, r: FloatArray, z: FloatArray, free: BoolArray) -> tuple[FloatArray, float]:
+    F = np.flatnonzero(free)
+    fixed = np.flatnonzero(~free)
+    system = np.zeros((len(F) + 1, len(F) + 1))
+    system[:-1, :-1] = M[np.ix_(F, F)]
+    system[:-1, -1] = -r[F]
+    system[-1, :-1] = r[F]
+    right = np.append(-(M[np.ix_(F, fixed)] @ z[fixed]), 1.0 - r[fixed] @ z[fixed])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
+            lu = scipy.linalg.lu_factor(system)
+            solution = scipy.linalg.lu_solve(lu, right)
+            solution += scipy.linalg.lu_solve(lu, right - system @ solution)
+    except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
+        solution = np.linalg.lstsq(system, right, rcond=1e-14)[0]
+    if not np.isfinite(solution).all():
+        solution = np.linalg.lstsq(system, right, rcond=1e-14)[0]
+    return solution[:-1], float(solution[-1])
+
+
+def _vertex_multiplier(slope: FloatArray, r: FloatArray, can_rise: BoolArray, can_fall: BoolArray) -> float:
+    """Return a multiplier between the cheapest entry to raise and the dearest to lower; any does if they agree."""
+    price = slope / r
+    rise = float(np.min(price[can_rise], initial=np.inf))
+    fall = float(np.max(price[can_fall], initial=-np.inf))
+    if np.isinf(rise) or np.isinf(fall):
+        return fall if np.isinf(rise) and np.isfinite(fall) else rise if np.isfinite(rise) else 0.0
+    return (rise + fall) / 2.0

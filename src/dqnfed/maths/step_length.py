@@ -1,0 +1,118 @@
+"""How far to go along a step u: theta' = theta - alpha u. Every rule returns alpha, from K-sized float64 numbers.
+
+`slopes` are the first-order decreases g_k'u along the whole step, `squared_norm` is ||u||^2. A step of zero length has
+alpha 0 under every rule but the paper's, which has no choice.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+def paper_length() -> float:
+    """Return 1: the paper's eta = sum 1/||g~_k||^2 = ||u||^2 on the direction u/||u||^2 is the step u itself."""
+    return 1.0
+
+
+def paper_length_is_safe(rates: FloatArray, squared_norm: float, smoothness: float) -> bool:
+    """Return whether Theorem 4.2 promises that no loss rises: ||u||^2 <= (2 / L) min_k d_k for L-smooth losses."""
+    return bool(squared_norm <= 2.0 / smoothness * np.min(rates))
+
+
+def fixed_length(eta: float, squared_norm: float) -> float:
+    """Return the alpha of a free learning rate eta on the paper's direction u/||u||^2."""
+    return eta / squared_norm if squared_norm > 0.0 else 0.0
+
+
+def diminishing_length(eta: float, squared_norm: float, round: int, *, power: float = 1.0) -> float:
+    """Return the alpha of the learning rate eta / (round + 1)^power; power 1 is the paper's example (App. B)."""
+    return fixed_length(eta / (round + 1) ** power, squared_norm)
+
+
+def floored_curvature(curvature: FloatArray, *, share: float = 0.1) -> FloatArray:
+    """Return the clients' curvatures s'y/s's with those below `share` of the median |c| raised to it.
+
+    A secant of a non-convex loss may be negative or nearly zero and is not trusted to allow a long step; NaN, a client
+    that has none, becomes the median. All NaN stays NaN: nothing is known.
+    """
+    c = np.asarray(curvature, dtype=np.float64)
+    known = np.isfinite(c)
+    if not known.any():
+        return np.full_like(c, np.nan)
+    median = float(np.median(np.abs(c[known])))
+    return np.where(known, np.maximum(np.where(known, c, 0.0), share * median), median)
+
+
+def curvature_length(slopes: FloatArray, curvature: FloatArray, squared_norm: float, *, largest: float = 1.0) -> float:
+    """Return the longest alpha up to `largest` at which every client's parabola along u still falls.
+
+    f_k(theta - alpha u) ~ f_k - alpha g_k'u + alpha^2 c_k ||u||^2 / 2 is lowest at g_k'u / (c_k ||u||^2); the smallest
+    of these is taken, so that each loss falls by alpha g_k'u / 2 at least where c_k is exact. Clients of unknown (NaN)
+    or zero curvature set no limit; a client that would lose (g_k'u <= 0) makes it 0.
+    """
+    if not squared_norm > 0.0:
+        return 0.0
+    slopes, c = np.asarray(slopes, dtype=np.float64), np.asarray(curvature, dtype=np.float64)
+    if np.min(slopes) <= 0.0:
+        return 0.0
+    limiting = c > 0.0  # NaN is not
+    return min(largest, float(np.min(slopes[limiting] / (c[limiting] * squared_norm), initial=np.inf)))
+
+
+def growth_limit(step_norm: float, previous_norm: float | None, *, growth: float = 2.0) -> float:
+    """Return the alpha at which the step is `growth` times the previous one; no limit in the first round (None).
+
+    A secant along another cohort's step may see no curvature at all; this guard keeps such a round from exploding.
+    A previous step of zero length sets no limit either, or a held round would freeze the run for ever.
+    """
+    if previous_norm is None or previous_norm <= 0.0 or step_norm <= 0.0:
+        return float("inf")
+    return growth * previous_norm / step_norm
+
+
+def match_length(step_norm: float, mean_norm: float, *, ratio: float = 1.0) -> float:
+    """Return the alpha that gives the step `ratio` times the length of the mean update, FedAvg's length at 1."""
+    return ratio * mean_norm / step_norm if step_norm > 0.0 else 0.0
+
+
+def line_search_start(curvature_alpha: float, *, largest: float = 1.0) -> float:
+    """Return where the all-client line search starts: twice the curvature rule's alpha, at most `largest`."""
+    return min(largest, 2.0 * curvature_alpha)
+
+
+def armijo_holds(
+    losses: FloatArray, trial_losses: FloatArray, slopes: FloatArray, alpha: float, *, sufficient: float = 1e-4
+) -> bool:
+    """Return whether every client's loss falls by at least `sufficient` times its first-order decrease."""
+    return bool(np.all(np.asarray(trial_losses) <= np.asarray(losses) - sufficient * alpha * np.asarray(slopes)))
+
+
+def line_search_length(
+    trial_losses: Callable[[float], FloatArray],
+    losses: FloatArray,
+    slopes: FloatArray,
+    start: float,
+    *,
+    sufficient: float = 1e-4,
+    max_halvings: int = 40,
+) -> float:
+    """Return the first of start, start/2, start/4, ... at which all clients pass `armijo_holds`; 0 if none does.
+
+    `trial_losses` gives the [K] losses at theta - alpha u. Zero means Pareto-stationary as far as u can tell.
+    """
+    if np.min(slopes) <= 0.0:
+        return 0.0
+    alpha = start
+    for _ in range(max_halvings + 1):
+        if armijo_holds(losses, trial_losses(alpha), slopes, alpha, sufficient=sufficient):
+            return alpha
+        alpha /= 2.0
+    return 0.0
+
+
+def is_stationary(alpha: float, step_norm: float, theta_norm: float, *, rtol: float = 1e-10) -> bool:
+    """Return whether the move alpha ||u|| is lost in the model's own size: the cohort is Pareto-stationary."""
+    return alpha * step_norm <= rtol * (1.0 + theta_norm)
