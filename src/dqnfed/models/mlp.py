@@ -1,0 +1,25 @@
+"""Feed-forward networks with ReLU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class MLPSettings:
+    hidden: tuple[int, ...] = (200, 200)  # widths; 200-200 is what CIFAR-10 setup 1 was published with
+
+
+def mlp(input_shape: tuple[int, ...], n_outputs: int, settings: MLPSettings) -> nn.Module:
+    """Return a ReLU network on the flattened input: 3072-200-200-10 for CIFAR-10 by default."""
+    if not settings.hidden or min(settings.hidden) < 1:
+        raise ValueError(f"hidden must list at least one positive width, got {list(settings.hidden)}; or use 'linear'.")
+    widths = (math.prod(input_shape), *settings.hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], n_outputs))
