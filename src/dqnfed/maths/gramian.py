@@ -18,7 +18,10 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
         raise ValueError(
             f"G must hold one row per client, [K, n], but has shape {tuple(G.shape)}; stack the rows first."
         )
-    others = [] if extra is None else [extra] if isinstance(extra, Tensor) else list(extra)
+    G = G.detach()
+    others = (
+        [] if extra is None else [extra.detach()] if isinstance(extra, Tensor) else [rows.detach() for rows in extra]
+    )
     for other in others:
         if other.ndim != 2 or other.shape[1] != G.shape[1]:
             raise ValueError(

@@ -34,7 +34,7 @@ class CompactInverse(NamedTuple):
 def is_curved(s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
     """Return whether s'y > min_curvature ||s|| ||y||, [] bool; false for a zero or non-finite pair."""
     finite = torch.isfinite(s).all() & torch.isfinite(y).all()
-    return torch.logical_and(finite, s @ y > min_curvature * s.norm() * y.norm())
+    return torch.logical_and(finite, s @ y > min_curvature * torch.linalg.vector_norm(s) * torch.linalg.vector_norm(y))
 
 
 def hessian_bfgs_update(B: Tensor, s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
@@ -80,7 +80,7 @@ def push_pair(pairs: Pairs, s: Tensor, y: Tensor, *, min_curvature: float = 1e-8
 
 
 def scale(pairs: Pairs) -> Tensor:
-    """Return gam = s'y / y'y of the newest pair, the inverse Hessian's size where no pair looked; 1 if there is none."""
+    """Return gam = s'y / y'y of the newest pair: the inverse Hessian where no pair has looked; 1 if there is none."""
     used = pairs.n_pairs > 0
     s, y = pairs.s[-1], pairs.y[-1]
     return torch.where(used, (s @ y) / _divisor(used, y @ y), torch.ones_like(s[0]))
@@ -151,8 +151,8 @@ def secant_curvature(s: Tensor, y: Tensor) -> Tensor:
 
 def probe_length(theta: Tensor, g: Tensor, *, relative: float = 1e-4) -> Tensor:
     """Return the e at which a probing gradient at theta - e g shows curvature: `relative` (1 + ||theta||) / ||g||."""
-    norm = g.norm()
-    return relative * (1.0 + theta.norm()) / _divisor(norm > 0, norm)
+    norm = torch.linalg.vector_norm(g)
+    return relative * (1.0 + torch.linalg.vector_norm(theta)) / _divisor(norm > 0, norm)
 
 
 def cauchy_rate(g: Tensor, g_probe: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
