@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
 
+from dqnfed.core.seeds import numpy_seed_for
 from dqnfed.data.manifest import ClientIndices, Indices, Manifest, fingerprint
 from dqnfed.data.raw import DataError, RawData
 
@@ -291,4 +291,4 @@ def checked_count(n_clients: int | None, scheme: str, n_examples: int) -> int:
 
 def generator(seed: int, *purpose: str) -> np.random.Generator:
     """Return the stream for one purpose: the same seed gives unrelated numbers to the partition and to the split."""
-    return np.random.default_rng([seed, zlib.crc32("/".join(purpose).encode())])
+    return numpy_seed_for(seed, purpose="/".join(purpose))
