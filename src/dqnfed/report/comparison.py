@@ -1,0 +1,184 @@
+"""Groups runs into experiments, methods and seeds, and says where they are not alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dqnfed.report.reader import Problem, Run
+
+DISPLAY = {  # names as the papers print them; a method not listed keeps its own name
+    "fedavg": "FedAvg", "q-ffl": "q-FFL", "qffl": "q-FFL", "q-fedavg": "q-FedAvg", "term": "TERM",
+    "fedmgda": "FedMGDA", "fedmgda-plus": "FedMGDA+", "fedmgda+": "FedMGDA+", "fedheal": "FedHEAL", "fedlf": "FedLF",
+    "fedfa": "FedFa", "fedfv": "FedFV", "ditto": "Ditto", "afl": "AFL", "agnosticfair": "AgnosticFair", "fcfl": "FCFL",
+    "adafed": "AdaFed", "fednl": "FedNL", "fednew": "FedNew", "fedcorr": "FedCorr", "dqn-fed": "DQN-Fed",
+    "dqn-fed-literal": "DQN-Fed (literal)", "server-lbfgs": "Server L-BFGS",
+}  # fmt: skip
+ORDER = tuple(DISPLAY)
+NOT_SETTINGS = {("run", "seed")}  # settings that tell runs of one method apart without making them another method
+
+
+class Method(NamedTuple):
+    """The runs of one method (with one set of settings) in one experiment, by seed."""
+
+    label: str
+    algorithm: str
+    runs: tuple[Run, ...]
+
+
+class Experiment(NamedTuple):
+    """Methods that were run on the same data and model."""
+
+    name: str
+    methods: tuple[Method, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, method by method."""
+        return tuple(run for method in self.methods for run in method.runs)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds that occur."""
+        return tuple(sorted({run.seed for run in self.runs}))
+
+    @property
+    def focus(self) -> int:
+        """Position of the method that the page looks at first: DQN-Fed, or the one with the highest mean."""
+        names = [method.algorithm for method in self.methods]
+        if "dqn-fed" in names:
+            return names.index("dqn-fed")
+        means = [method.runs[0].measures().get("mean", 0.0) for method in self.methods]
+        return means.index(max(means))
+
+
+class Grouped(NamedTuple):
+    """Experiments in order of appearance, and what was noticed while grouping."""
+
+    experiments: tuple[Experiment, ...]
+    problems: tuple[Problem, ...]
+
+
+def group(runs: Iterable[Run]) -> Grouped:
+    """Return the runs grouped by experiment (same name, data, model and number of clients), method and seed."""
+    by_key: dict[tuple[str, str, str, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        by_key[
+            run.experiment, _frozen(run.config.get("data")), _frozen(run.config.get("model")), len(run.clients)
+        ].append(run)
+    problems: list[Problem] = []
+    experiments = []
+    for name, same in zip(_experiment_names([key[0] for key in by_key]), by_key.values(), strict=True):
+        methods = tuple(_methods(same, problems))
+        experiments.append(Experiment(name, methods))
+        problems += _differences(experiments[-1])
+    if len(experiments) > 1:
+        first = experiments[0].runs[0].folder
+        names = ", ".join(e.name for e in experiments)
+        problems.insert(
+            0, Problem(first, f"the runs belong to {len(experiments)} experiments ({names}); each is shown on its own")
+        )
+    return Grouped(tuple(experiments), tuple(problems))
+
+
+def display(algorithm: str) -> str:
+    """Return the name of an algorithm as its paper prints it."""
+    return DISPLAY.get(algorithm, algorithm)
+
+
+def settings(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """Return the settings that make a method what it is, as (block, key) -> value."""
+    return {
+        (block, key): value
+        for block, entries in config.items()
+        if isinstance(entries, Mapping) and block not in ("data", "model", "track")
+        for key, value in entries.items()
+        if (block, key) not in NOT_SETTINGS
+    }
+
+
+def _methods(runs: Sequence[Run], problems: list[Problem]) -> Iterable[Method]:
+    by_method: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        by_method[run.algorithm, run.model, _frozen(settings(run.config))].append(run)
+    entries = [(algorithm, model, _unique_seeds(same, problems)) for (algorithm, model, _), same in by_method.items()]
+    entries.sort(key=lambda entry: (_rank(entry[0]), entry[0], entry[1]))
+    for algorithm, model, kept in entries:
+        namesakes = [others[0] for name, other, others in entries if (name, other) == (algorithm, model)]
+        label = display(algorithm) + (f" ({model} model)" if model else "")
+        if len(namesakes) > 1:
+            label += f" · {_what_differs(kept[0], namesakes)}"
+        yield Method(label, algorithm, kept)
+
+
+def _unique_seeds(runs: Sequence[Run], problems: list[Problem]) -> tuple[Run, ...]:
+    by_seed: dict[int, Run] = {}
+    for run in sorted(runs, key=lambda run: str(run.env.get("started", ""))):
+        older = by_seed.get(run.seed)
+        if older is not None and not run.model:
+            problems.append(
+                Problem(
+                    older.folder,
+                    f"{run.algorithm} with seed {run.seed} was run again in {run.folder}; the newer counts",
+                )
+            )
+        by_seed[run.seed] = run
+    return tuple(by_seed[seed] for seed in sorted(by_seed))
+
+
+def _what_differs(run: Run, namesakes: Sequence[Run]) -> str:
+    mine, others = settings(run.config), [settings(other.config) for other in namesakes]
+    keys = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+    return ", ".join(f"{key}={mine[block, key]}" for block, key in keys) or "other settings"
+
+
+def _differences(experiment: Experiment) -> Iterable[Problem]:
+    every = set(experiment.seeds)
+    for method in experiment.methods:
+        mine = {run.seed for run in method.runs}
+        if mine != every:
+            missing = ", ".join(map(str, sorted(every - mine)))
+            yield Problem(
+                method.runs[0].folder,
+                f"{method.label} has no run with seed {missing}: its means are over fewer seeds than the others'",
+            )
+        for run in method.runs:
+            if run.model:
+                continue
+            if run.status != "finished":
+                yield Problem(run.folder, f"{method.label}, seed {run.seed}: {_progress(run)}")
+    plans = {run.planned_rounds for run in experiment.runs}
+    if len(plans) > 1:
+        yield Problem(
+            experiment.runs[0].folder,
+            f"methods were given different numbers of rounds ({', '.join(map(str, sorted(plans)))})",
+        )
+
+
+def _progress(run: Run) -> str:
+    done = f"{run.n_rounds} of {run.planned_rounds} rounds are done"
+    if run.status == "running":
+        return f"{done}; in progress, or ended without a summary"
+    reason = run.summary.get("reason")
+    return f"{run.status} after {run.n_rounds} of {run.planned_rounds} rounds" + (f" ({reason})" if reason else "")
+
+
+def _experiment_names(names: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = defaultdict(int)
+    named = []
+    for name in names:
+        seen[name] += 1
+        named.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return named
+
+
+def _rank(algorithm: str) -> float:
+    # methods this page does not know stand before DQN-Fed, which closes the table as in the paper
+    return ORDER.index(algorithm) if algorithm in ORDER else ORDER.index("dqn-fed") - 0.5
+
+
+def _frozen(value: object) -> str:
+    if isinstance(value, Mapping):
+        return repr(sorted((str(k), _frozen(v)) for k, v in value.items()))
+    return repr(value)

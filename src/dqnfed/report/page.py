@@ -1,0 +1,147 @@
+"""One self-contained HTML page from run folders: no network, no dependency, opens from disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+from dqnfed.report import sections
+from dqnfed.report.comparison import Experiment, group
+from dqnfed.report.payload import packed, payload
+from dqnfed.report.reader import Problem, read_runs
+from dqnfed.report.tables import tabulate
+
+SCRIPTS = ("charts.js", "clients.js", "page.js")
+# the page may run its own scripts and styles and nothing else: a browser enforces that it asks the network for nothing
+OFFLINE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+class Content(NamedTuple):
+    """All that a page shows, before it is laid out."""
+
+    title: str
+    experiments: tuple[Experiment, ...]
+    problems: tuple[Problem, ...]
+    n_folders: int
+
+
+def read_content(paths: Sequence[Path], *, title: str | None = None) -> Content:
+    """Return what there is to report about the runs at or below the paths."""
+    reading = read_runs(paths)
+    grouped = group(reading.runs)
+    names = ", ".join(dict.fromkeys(run.experiment for run in reading.runs))
+    n_folders = len({run.folder for run in reading.runs})
+    return Content(title or names or "No runs", grouped.experiments, reading.problems + grouped.problems, n_folders)
+
+
+def write_report(runs: Sequence[Path], out: Path, *, title: str | None = None) -> Path:
+    """Write one HTML file about the runs at or below the given folders and return its path.
+
+    `out` may be a folder, which gets a `report.html`. Raises ValueError when not a single run can be read; whatever
+    else is wrong with the runs is said on the page.
+    """
+    content = read_content(runs, title=title)
+    if not content.experiments:
+        reasons = "; ".join(map(str, content.problems)) or "no folder was given"
+        raise ValueError(f"there is no run to report on: {reasons}. Give a run folder, or a folder above run folders.")
+    target = Path(out)
+    if target.is_dir() or not target.suffix:
+        target = target / "report.html"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(target, page(content))
+    return target
+
+
+def page(content: Content, *, policy: str = OFFLINE_POLICY, scripts: Sequence[str] = SCRIPTS) -> str:
+    """Return the whole page as HTML."""
+    folders = f"{content.n_folders} run folder{'' if content.n_folders == 1 else 's'}"
+    return Template(asset("page.html")).substitute(
+        policy=escape(policy),
+        title=escape(content.title),
+        style=asset("page.css"),
+        facts=escape(_facts(content)),
+        choice=_experiment_select(content),
+        problems=sections.problems_html(content.problems),
+        articles="\n".join(article(experiment, i) for i, experiment in enumerate(content.experiments)),
+        version=escape(_version()),
+        folders=folders,
+        time=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        data=packed(payload(content.experiments)),
+        script="\n".join(asset(name) for name in scripts),
+    )
+
+
+def article(experiment: Experiment, i: int) -> str:
+    """Return one experiment: findings, tables, empty charts that the script fills, and settings."""
+    tables = _tables(experiment)
+    return Template(asset("article.html")).substitute(
+        tables,
+        i=str(i),
+        name=escape(experiment.name),
+        no_parts="" if tables["groups"] or tables["classes"] else "hidden",
+        settings=sections.settings_html(experiment),
+    )
+
+
+def live_parts(content: Content) -> dict[str, str]:
+    """Return the parts of the page that change while a run goes on, by the name of the element that shows them."""
+    parts = {"facts": escape(_facts(content)), "problems": sections.problems_html(content.problems)}
+    for i, experiment in enumerate(content.experiments):
+        parts |= {f"{name}-{i}": html for name, html in _tables(experiment).items()}
+    return parts
+
+
+def asset(name: str) -> str:
+    """Return the text of a file that is packed with the report module."""
+    return (files("dqnfed.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _tables(experiment: Experiment) -> dict[str, str]:
+    seeds = ", mean ± standard deviation over seeds" if len(experiment.seeds) > 1 else ""
+    weights = "each weighted by its number of training examples"
+    by_size = tabulate(experiment, weighted=True)
+    return {
+        "findings": f'<p class="lead">{escape(sections.findings(experiment))}</p>',
+        "equal": sections.fairness_html(tabulate(experiment), caption=f"Test accuracy over clients{seeds}."),
+        "size": sections.fairness_html(by_size, caption=f"Test accuracy over clients, {weights}{seeds}."),
+        "significance": sections.significance_html(experiment),
+        "groups": sections.groups_html(experiment),
+        "classes": sections.classes_html(experiment),
+    }
+
+
+def _experiment_select(content: Content) -> str:
+    if len(content.experiments) < 2:
+        return ""
+    options = "".join(f'<option value="{i}">{escape(e.name)}</option>' for i, e in enumerate(content.experiments))
+    return f'<label>Experiment <select id="experiment">{options}</select></label>'
+
+
+def _facts(content: Content) -> str:
+    if len(content.experiments) == 1:
+        return sections.facts(content.experiments[0])
+    return f"{len(content.experiments)} experiments, {content.n_folders} runs"
+
+
+def _version() -> str:
+    try:
+        return version("dqnfed")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Replace the file in one step: nobody sees half a page."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(name).chmod(0o644)
+    Path(name).replace(path)

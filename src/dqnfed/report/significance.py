@@ -1,0 +1,68 @@
+"""Paired comparison of two methods over the seeds they share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from dqnfed.report.comparison import Experiment, Method
+
+
+class Paired(NamedTuple):
+    """Difference `method - reference` over shared seeds."""
+
+    difference: float
+    low: float  # 95 % confidence interval of the difference
+    high: float
+    p: float  # two-sided; adjusted for the number of methods by `against_reference`
+    n_seeds: int
+
+
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired | None:
+    """Return Student's paired test over the seeds measured by both; None for fewer than two such seeds.
+
+    Seeds pair up because the seed fixes the partition and the start model. Where all differences are equal the test has
+    no spread to judge by: p is 1 for no difference and 0 otherwise.
+    """
+    shared = sorted(
+        seed for seed in values if math.isfinite(values[seed]) and math.isfinite(reference.get(seed, math.nan))
+    )
+    if len(shared) < 2:
+        return None
+    differences = np.array([values[seed] - reference[seed] for seed in shared])
+    mean, n = float(differences.mean()), len(shared)
+    error = float(differences.std(ddof=1)) / math.sqrt(n)
+    if error <= 1e-12 * max(1.0, abs(mean)):
+        return Paired(mean, mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0, n)
+    reach = float(stats.t.ppf(0.975, n - 1)) * error
+    return Paired(mean, mean - reach, mean + reach, float(2 * stats.t.sf(abs(mean / error), n - 1)), n)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return the p-values adjusted by Holm's step-down rule: at level a, the chance of any false find is at most a."""
+    order = sorted(range(len(ps)), key=lambda i: ps[i])
+    adjusted, running = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(order):
+        running = max(running, min(1.0, (len(ps) - rank) * ps[i]))
+        adjusted[i] = running
+    return adjusted
+
+
+def against_reference(experiment: Experiment, measure: str, reference: int) -> list[Paired | None]:
+    """Return every method's paired difference from the reference method, p-values adjusted by Holm's rule."""
+    base = _by_seed(experiment.methods[reference], measure)
+    found = [
+        None if i == reference else paired_difference(_by_seed(method, measure), base)
+        for i, method in enumerate(experiment.methods)
+    ]
+    tested = [i for i, paired in enumerate(found) if paired is not None]
+    adjusted = dict(zip(tested, holm([p.p for p in found if p is not None]), strict=True))
+    return [None if paired is None else paired._replace(p=adjusted[i]) for i, paired in enumerate(found)]
+
+
+def _by_seed(method: Method, measure: str) -> dict[int, float]:
+    return {run.seed: run.measures().get(measure, math.nan) for run in method.runs}

@@ -1,0 +1,114 @@
+"""The fairness table over methods and seeds: its numbers, and its form in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from dqnfed.report.comparison import Experiment, Method, group
+from dqnfed.report.measures import MEASURE, MEASURES, Measure
+from dqnfed.report.reader import read_runs
+
+MISSING = "\N{EN DASH}"
+TERMINAL_COLUMNS = ("mean", "std", "worst10", "best10", "improved")  # what 80 characters hold
+
+
+class Cell(NamedTuple):
+    """A measure of one method over its seeds."""
+
+    mean: float  # NaN when no seed has it
+    std: float  # sample standard deviation over seeds; NaN for a single seed
+    n_seeds: int
+    place: int  # 1 best, 2 second best, 0 otherwise; equal printed values share a place
+
+    def text(self, measure: Measure, *, tight: bool = False) -> str:
+        """Return the cell as printed: mean ± std over seeds; `tight` leaves out the spaces."""
+        if math.isnan(self.mean):
+            return MISSING
+        sign = "±" if tight else " ± "
+        spread = "" if math.isnan(self.std) else f"{sign}{self.std:.{measure.decimals}f}"
+        return f"{self.mean:.{measure.decimals}f}{spread}"
+
+
+class Row(NamedTuple):
+    """One method."""
+
+    method: Method
+    cells: tuple[Cell, ...]
+
+
+class FairnessTable(NamedTuple):
+    """Methods against measures for one experiment."""
+
+    experiment: str
+    weighted: bool
+    columns: tuple[Measure, ...]
+    rows: tuple[Row, ...]
+
+
+def tabulate(experiment: Experiment, *, weighted: bool = False, columns: Sequence[str] | None = None) -> FairnessTable:
+    """Return mean and spread over seeds of every measure of every method, places given as in the paper's tables."""
+    chosen = MEASURES if columns is None else tuple(MEASURE[key] for key in columns)
+    values = [[run.measures(weighted=weighted) for run in method.runs] for method in experiment.methods]
+    by_measure = [[over_seeds([found.get(m.key, math.nan) for found in runs]) for runs in values] for m in chosen]
+    placed = [places(cells, measure) for cells, measure in zip(by_measure, chosen, strict=True)]
+    rows = tuple(Row(method, tuple(column[i] for column in placed)) for i, method in enumerate(experiment.methods))
+    return FairnessTable(experiment.name, weighted, chosen, rows)
+
+
+def places(cells: Sequence[Cell], measure: Measure) -> list[Cell]:
+    """Return the cells with the best printed value at place 1 and the next at place 2; a single method has no place."""
+    printed = [round(cell.mean, measure.decimals) if math.isfinite(cell.mean) else None for cell in cells]
+    ranked = sorted({value for value in printed if value is not None}, reverse=measure.higher_is_better)
+    if len([value for value in printed if value is not None]) < 2:
+        return list(cells)
+    place = {value: i for i, value in enumerate(ranked[:2], start=1)}
+    return [
+        cell._replace(place=0 if value is None else place.get(value, 0))
+        for cell, value in zip(cells, printed, strict=True)
+    ]
+
+
+def fairness_table(paths: Iterable[Path]) -> Table:
+    """Return the fairness table of all runs at or below the paths, for the terminal."""
+    experiments = group(read_runs(paths).runs).experiments
+    several_seeds = any(len(experiment.seeds) > 1 for experiment in experiments)
+    names = ", ".join(experiment.name for experiment in experiments) or "no runs"
+    table = Table(
+        title=f"Test accuracy over clients, percent: {names}",
+        caption="bold: best, underlined: second best" + ("; mean ± std over seeds" if several_seeds else ""),
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    table.add_column("Method", no_wrap=True)
+    for key in TERMINAL_COLUMNS:
+        measure = MEASURE[key]
+        arrow = "↑" if measure.higher_is_better else "↓"
+        table.add_column(f"{measure.title} {arrow}", justify="right", no_wrap=True)
+    for experiment in experiments:
+        for row in tabulate(experiment, columns=TERMINAL_COLUMNS).rows:
+            cells = [
+                Text(cell.text(MEASURE[key], tight=True), style=("", "bold", "underline")[cell.place])
+                for key, cell in zip(TERMINAL_COLUMNS, row.cells, strict=True)
+            ]
+            label = row.method.label if len(experiments) == 1 else f"{experiment.name}: {row.method.label}"
+            table.add_row(label, *cells)
+        table.add_section()
+    return table
+
+
+def over_seeds(values: Sequence[float]) -> Cell:
+    """Return mean and sample standard deviation over the seeds that have a value, without a place."""
+    found = np.array([value for value in values if math.isfinite(value)])
+    if found.size == 0:
+        return Cell(math.nan, math.nan, 0, 0)
+    spread = float(found.std(ddof=1)) if found.size > 1 else math.nan
+    return Cell(float(found.mean()), spread, int(found.size), 0)
