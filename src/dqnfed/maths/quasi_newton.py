@@ -152,7 +152,8 @@ def secant_curvature(s: Tensor, y: Tensor) -> Tensor:
 def probe_length(theta: Tensor, g: Tensor, *, relative: float = 1e-4) -> Tensor:
     """Return the e at which a probing gradient at theta - e g shows curvature: `relative` (1 + ||theta||) / ||g||."""
     norm = torch.linalg.vector_norm(g)
-    return relative * (1.0 + torch.linalg.vector_norm(theta)) / _divisor(norm > 0, norm)
+    e: Tensor = relative * (1.0 + torch.linalg.vector_norm(theta)) / _divisor(norm > 0, norm)
+    return e
 
 
 def cauchy_rate(g: Tensor, g_probe: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:

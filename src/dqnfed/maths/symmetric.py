@@ -1,0 +1,103 @@
+"""Symmetric matrices as their upper triangle, and systems with them: what second-order messages are made of.
+
+A symmetric d x d matrix is packed as the vector of its T = d (d + 1) / 2 entries on and above the diagonal, row by row.
+Functions of tensors hold for one matrix and vectorise with `torch.func.vmap`, unless they say "on the host".
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+JITTER = 1e-12  # share of the mean diagonal that is added before a factorisation
+
+
+def n_packed(d: int) -> int:
+    """Return how many entries the upper triangle of a d x d matrix has."""
+    return d * (d + 1) // 2
+
+
+@lru_cache(maxsize=16)
+def _upper(d: int, device: torch.device) -> Tensor:
+    rows, columns = torch.triu_indices(d, d, device=device)
+    return rows * d + columns
+
+
+@lru_cache(maxsize=16)
+def _places(d: int, device: torch.device) -> Tensor:
+    places = torch.zeros(d, d, dtype=torch.long, device=device)
+    rows, columns = torch.triu_indices(d, d, device=device)
+    numbers = torch.arange(len(rows), device=device)
+    places[rows, columns] = numbers
+    places[columns, rows] = numbers
+    return places.reshape(-1)
+
+
+@lru_cache(maxsize=16)
+def _is_diagonal(d: int, device: torch.device) -> Tensor:
+    rows, columns = torch.triu_indices(d, d, device=device)
+    return rows == columns
+
+
+def packed(M: Tensor) -> Tensor:
+    """Return the upper triangle [T] of M [d, d], which must be symmetric."""
+    d = M.shape[-1]
+    return M.reshape(-1)[_upper(d, M.device)]
+
+
+def unpacked(v: Tensor, d: int) -> Tensor:
+    """Return the symmetric matrix [d, d] whose upper triangle is v [T]."""
+    return v[_places(d, v.device)].view(d, d)
+
+
+def packed_norm(v: Tensor, d: int) -> Tensor:
+    """Return the Frobenius norm of the symmetric matrix with upper triangle v: off-diagonal entries count twice."""
+    once = v.square() * _is_diagonal(d, v.device)
+    return (2.0 * v.square().sum() - once.sum()).clamp(min=0.0).sqrt()
+
+
+def glm_hessian(A: Tensor, weights: Tensor, ridge: float = 0.0) -> Tensor:
+    """Return A' diag(weights) A + ridge I for rows A [N, d]: one matrix product, never a loop over examples."""
+    H = A.T @ (weights[:, None] * A)
+    return H + ridge * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) if ridge else H
+
+
+def damped_factor(H: Tensor, damping: float | Tensor = 0.0) -> Tensor:
+    """Return the Cholesky factor L of H + damping I (plus a jitter of 1e-12 of its mean diagonal); NaN if not positive.
+
+    No branch looks at a value: a client whose matrix is not positive definite sends NaN and is dropped, by name.
+    """
+    d = H.shape[-1]
+    eye = torch.eye(d, dtype=H.dtype, device=H.device)
+    shift = damping + JITTER * torch.diagonal(H).abs().mean()
+    factor, info = torch.linalg.cholesky_ex(H + shift * eye)
+    return torch.where(info == 0, factor, torch.full_like(factor, torch.nan))
+
+
+def factored_solution(factor: Tensor, b: Tensor) -> Tensor:
+    """Return x [d] with L L'x = b."""
+    solution: Tensor = torch.cholesky_solve(b.unsqueeze(-1), factor)
+    return solution.squeeze(-1)
+
+
+def positive_solution(H: Tensor, b: Tensor) -> Tensor:
+    """Return x with H x = b, on the host: by Cholesky, or, if H is not positive definite, by its clipped eigenvalues.
+
+    Clipping is at 1e-12 of the largest |eigenvalue|, so the answer is finite and never goes uphill.
+    """
+    factor, info = torch.linalg.cholesky_ex(H)
+    if int(info) == 0:
+        return factored_solution(factor, b)
+    values, vectors = torch.linalg.eigh(_symmetrised(H))
+    floor = (JITTER * values.abs().max()).clamp(min=torch.finfo(H.dtype).tiny)
+    return vectors @ ((vectors.T @ b) / values.clamp(min=float(floor)))
+
+
+def projected_solution(H: Tensor, b: Tensor, mu: float) -> Tensor:
+    """Return P_mu(H)^-1 b, on the host; P_mu raises the eigenvalues of H that are below mu > 0 to mu."""
+    values, vectors = torch.linalg.eigh(_symmetrised(H))
+    return vectors @ ((vectors.T @ b) / values.clamp(min=mu))
+
+
+def _symmetrised(H: Tensor) -> Tensor:
+    return (H + H.T) / 2.0
