@@ -35,8 +35,23 @@ def client_weights(weighting: str, cohort: Cohort) -> Tensor:
 class FedAvg(Algorithm[Server, Empty, Update]):
     """Federated averaging (McMahan et al., AISTATS 2017).
 
-    Objective: the mean loss over all examples. Client: `epochs` of SGD from theta; sends its update. Server: subtracts
-    `server_lr` times the weighted mean of the updates. No state beyond theta.
+    Objective: the mean loss over all examples; with `weighting = "uniform"`, over all clients.
+
+    Client: `epochs` of SGD from theta; sends its update, theta before minus theta after.
+
+    Server: theta - server_lr * sum_k w_k delta_k, w_k the client's share of the cohort's examples, or 1/K.
+
+    State: theta.
+
+    Payload: n floats up, n down.
+
+    Evaluation: the global model.
+
+    Differences: none. Codes of the fair federated learning literature mostly take the plain mean, which is
+    `weighting = "uniform"`; with equally large clients the two are the same.
+
+    Reference: McMahan, Moore, Ramage, Hampson & Agüera y Arcas, Communication-Efficient Learning of Deep Networks from
+    Decentralized Data, AISTATS 2017.
     """
 
     Server: ClassVar[type] = Server

@@ -19,10 +19,12 @@ def local_sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     extra_gradient: Callable[[Tensor], Tensor] | None = None,
+    proximal: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return theta after the task's local steps of SGD; `extra_gradient(theta)` is added to every step's gradient.
 
-    A client with fewer batches than the others of its cohort stands still in the steps it does not have.
+    `proximal(theta)` is applied after every step, for penalties whose step is taken implicitly. A client with fewer
+    batches than the others of its cohort stands still in the steps it does not have.
     """
     velocity = torch.zeros_like(theta)
     for batch in task.batches:
@@ -32,12 +34,15 @@ def local_sgd(
         if extra_gradient is not None:
             slope = slope + extra_gradient(theta)
         moved = momentum * velocity + slope
+        stepped = theta - task.lr * moved
+        if proximal is not None:
+            stepped = proximal(stepped)
         if batch.shape[-1]:
             has_examples = (batch >= 0).any()
             velocity = torch.where(has_examples, moved, velocity)
-            theta = torch.where(has_examples, theta - task.lr * moved, theta)
+            theta = torch.where(has_examples, stepped, theta)
         else:
-            velocity, theta = moved, theta - task.lr * moved
+            velocity, theta = moved, stepped
     return theta
 
 
