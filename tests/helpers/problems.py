@@ -48,6 +48,6 @@ def two_cycle() -> tuple[Quadratics, Tensor]:
 
 
 def one_narrow_valley() -> tuple[Quadratics, Tensor]:
-    """Return one client with Hessian diag(1, 100), and a start from which the paper's step multiplies the loss by 24."""
+    """Return one client with Hessian diag(1, 100), and a start from which the paper's step climbs."""
     H = torch.diag(torch.tensor([1.0, 100.0], dtype=torch.float64))[None]
     return Quadratics(H, torch.zeros(1, 2, dtype=torch.float64)), torch.tensor([1.0, 0.01], dtype=torch.float64)

@@ -1,0 +1,182 @@
+"""Step lengths: what each rule promises, on quadratics whose curvature is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dqnfed.maths.directions import at_least_step, mean_step, rate_matching_step
+from dqnfed.maths.step_length import (
+    armijo_holds,
+    curvature_length,
+    diminishing_length,
+    fixed_length,
+    floored_curvature,
+    growth_limit,
+    is_stationary,
+    line_search_length,
+    line_search_start,
+    match_length,
+    paper_length,
+    paper_length_is_safe,
+)
+from tests.helpers.problems import random_quadratics
+from tests.helpers.rows import agreeing_rows, gaussian_rows
+
+FloatArray = NDArray[np.float64]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_exact_curvature_lets_no_loss_rise(seed: int) -> None:
+    problem = random_quadratics(4, 15, seed)
+    theta = 3.0 * gaussian_rows(1, 15, seed=seed + 500)[0]
+    step = at_least_step(problem.gradients(theta), problem.newton_rates(theta)).step
+    slopes = problem.gradients(theta) @ step
+    alpha = curvature_length(slopes.numpy(), problem.curvatures(step).numpy(), float(step @ step))
+    assert 0.0 < alpha <= 1.0
+    fall = problem.losses(theta) - problem.losses(theta - alpha * step)
+    assert (fall >= alpha * slopes / 2 * (1 - 1e-9)).all()
+
+
+def test_the_most_curved_client_sets_the_length() -> None:
+    slopes, curvature = np.array([1.0, 1.0, 4.0]), np.array([1.0, 10.0, 20.0])
+    assert curvature_length(slopes, curvature, 2.0) == pytest.approx(1 / 20)
+    assert curvature_length(slopes, 1e-6 * curvature, 2.0) == 1.0
+    assert curvature_length(slopes, 1e-6 * curvature, 2.0, largest=3.0) == 3.0
+    assert curvature_length(slopes, np.full(3, np.nan), 2.0) == 1.0
+    assert curvature_length(np.array([1.0, -1e-9, 1.0]), curvature, 2.0) == 0.0
+    assert curvature_length(np.zeros(3), curvature, 0.0) == 0.0
+
+
+def test_the_move_does_not_depend_on_the_units_of_rates_or_losses() -> None:
+    problem = random_quadratics(3, 10, 1)
+    theta = gaussian_rows(1, 10, seed=9)[0]
+    G, d = problem.gradients(theta), problem.newton_rates(theta)
+
+    def move(unit: torch.Tensor, of_rates: float) -> torch.Tensor:
+        step = at_least_step(unit[:, None] * G, of_rates * unit * d).step
+        curvature = (unit * problem.curvatures(step)).numpy()
+        slopes = (unit[:, None] * G @ step).numpy()
+        return curvature_length(slopes, curvature, float(step @ step), largest=math.inf) * step
+
+    plain = move(torch.ones(3, dtype=torch.float64), 1.0)
+    for unit, of_rates in ((torch.ones(3), 7.0), (torch.tensor([1.0, 100.0, 0.01]), 1.0)):
+        torch.testing.assert_close(move(unit.double(), of_rates), plain, rtol=1e-8, atol=1e-10)
+
+
+def test_small_and_negative_curvatures_are_raised_to_a_tenth_of_the_median() -> None:
+    found = floored_curvature(np.array([4.0, -2.0, 0.01, 6.0, np.nan]))
+    np.testing.assert_allclose(found, [4.0, 0.3, 0.3, 6.0, 3.0])
+    assert np.isnan(floored_curvature(np.full(3, np.nan))).all()
+    np.testing.assert_array_equal(floored_curvature(np.array([5.0, 6.0])), [5.0, 6.0])
+
+
+def test_growth_is_limited_from_the_second_round_on() -> None:
+    assert growth_limit(10.0, None) == math.inf
+    assert growth_limit(10.0, 1.0) * 10.0 == pytest.approx(2.0)
+    assert growth_limit(10.0, 1.0, growth=4.0) * 10.0 == pytest.approx(4.0)
+    assert growth_limit(10.0, 0.0) == growth_limit(0.0, 1.0) == math.inf
+
+
+def test_paper_fixed_and_diminishing_lengths_are_those_of_the_paper() -> None:
+    problem = random_quadratics(3, 10, 0)
+    theta = gaussian_rows(1, 10)[0]
+    step = rate_matching_step(problem.gradients(theta), problem.newton_rates(theta)).step
+    squared = float(step @ step)
+    direction = step / squared
+    torch.testing.assert_close(paper_length() * step, squared * direction)
+    torch.testing.assert_close(fixed_length(0.05, squared) * step, 0.05 * direction)
+    torch.testing.assert_close(diminishing_length(0.6, squared, 2) * step, 0.2 * direction)
+    assert diminishing_length(0.6, squared, 3, power=0.5) == pytest.approx(fixed_length(0.3, squared))
+    assert fixed_length(0.1, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_the_theorem_holds_the_papers_step_lets_no_loss_rise(seed: int) -> None:
+    problem = random_quadratics(2, 10, seed)
+    theta = gaussian_rows(1, 10, seed=seed + 40)[0]
+    L = float(torch.linalg.eigvalsh(problem.hessians).max())
+    rates = problem.newton_rates(theta)
+    # d -> a d scales ||u||^2 by a^2: small rates always satisfy the theorem, the prescribed ones need not
+    while True:
+        step = rate_matching_step(problem.gradients(theta), rates).step
+        if paper_length_is_safe(rates.numpy(), float(step @ step), L):
+            break
+        rates = rates / 2
+    assert (problem.losses(theta - step) <= problem.losses(theta)).all()
+    assert not paper_length_is_safe(1e6 * rates.numpy(), 1e12 * float(step @ step), L)
+
+
+def test_matched_steps_have_the_length_of_the_mean_update() -> None:
+    deltas = agreeing_rows(6, 40)
+    step = at_least_step(deltas, deltas.square().sum(dim=1)).step
+    mean = mean_step(deltas)
+    alpha = match_length(float(torch.linalg.vector_norm(step)), float(torch.linalg.vector_norm(mean)))
+    torch.testing.assert_close(torch.linalg.vector_norm(alpha * step), torch.linalg.vector_norm(mean))
+    assert match_length(0.0, 1.0) == 0.0
+    assert match_length(1.0, 2.0, ratio=1.25) == 2.5
+
+
+def test_identical_updates_are_averaged_as_by_fedavg() -> None:
+    deltas = gaussian_rows(1, 40).expand(5, 40)
+    step = at_least_step(deltas, deltas.square().sum(dim=1)).step
+    alpha = match_length(float(torch.linalg.vector_norm(step)), float(torch.linalg.vector_norm(deltas[0])))
+    torch.testing.assert_close(alpha * step, mean_step(deltas), rtol=1e-12, atol=1e-12)
+
+
+# -- line search -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_accepted_step_satisfies_armijo_for_everybody(seed: int) -> None:
+    problem = random_quadratics(4, 15, seed)
+    theta = 3.0 * gaussian_rows(1, 15, seed=seed + 500)[0]
+    step = at_least_step(problem.gradients(theta), problem.newton_rates(theta)).step
+    slopes = (problem.gradients(theta) @ step).numpy()
+    losses = problem.losses(theta).numpy()
+
+    def trial(alpha: float) -> FloatArray:
+        return np.asarray(problem.losses(theta - alpha * step).numpy())
+
+    alpha = line_search_length(trial, losses, slopes, 1.0)
+    assert alpha > 0.0
+    assert armijo_holds(losses, trial(alpha), slopes, alpha)
+    assert (trial(alpha) <= losses - 1e-4 * alpha * slopes).all()
+    assert alpha == 1.0 or not armijo_holds(losses, trial(2 * alpha), slopes, 2 * alpha)  # the first that passes
+
+
+def test_a_search_that_finds_nothing_stays_and_looks_forty_times_at_most() -> None:
+    tried: list[float] = []
+
+    def rising(alpha: float) -> FloatArray:
+        tried.append(alpha)
+        return np.array([1.0, 1.0 + alpha])
+
+    assert line_search_length(rising, np.ones(2), np.ones(2), 1.0) == 0.0
+    assert tried == [0.5**j for j in range(41)]
+
+
+def test_nan_losses_are_never_accepted() -> None:
+    assert line_search_length(lambda alpha: np.array([np.nan]), np.ones(1), np.ones(1), 1.0) == 0.0
+
+
+def test_opposed_clients_are_stationary() -> None:
+    g = gaussian_rows(1, 10)
+    G = torch.cat([g, -g])
+    found = at_least_step(G, torch.ones(2, dtype=torch.float64))
+    slopes = (G @ found.step).numpy()
+    alpha = line_search_length(lambda _: np.zeros(2), np.ones(2), slopes, 1.0)
+    assert alpha == 0.0
+    assert is_stationary(alpha, float(torch.linalg.vector_norm(found.step)), 5.0)
+
+
+def test_stationary_means_lost_in_the_size_of_the_model() -> None:
+    assert is_stationary(0.5, 1e-8, 1000.0)
+    assert not is_stationary(0.5, 1e-8, 0.0)
+
+
+def test_the_search_starts_at_twice_the_curvature_rule() -> None:
+    assert line_search_start(0.2) == 0.4
+    assert line_search_start(0.9) == 1.0
