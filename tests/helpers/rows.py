@@ -1,5 +1,7 @@
 """Samplers of gradient rows and rates; every one is a function of its seed."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,9 +15,8 @@ def rows_of_condition(K: int, n: int, condition: float, seed: int = 0) -> Tensor
     """Return float64 rows whose singular values fall evenly (on a log scale) from 1 to 1 / condition."""
     left = torch.linalg.qr(gaussian_rows(K, K, seed=seed)).Q
     right = torch.linalg.qr(gaussian_rows(n, K, seed=seed + 1)).Q.T
-    return (
-        left @ torch.diag(torch.logspace(0.0, -float(torch.tensor(condition).log10()), K, dtype=torch.float64)) @ right
-    )
+    values = torch.logspace(0.0, -math.log10(condition), K, dtype=torch.float64)
+    return torch.linalg.multi_dot([left, torch.diag(values), right])
 
 
 def agreeing_rows(

@@ -26,7 +26,7 @@ GOLDEN = torch.tensor([[1.0, 2.0, 0.0, -1.0], [0.5, -1.0, 1.0, 2.0], [2.0, 0.0, 
 
 
 def kkt_residual(G: Tensor, d: Tensor, step: Tensor, weights: Tensor) -> float:
-    """Return the largest violation of the conditions of min ||u||^2 subject to G u >= d, relative, rows of unit length."""
+    """Return the largest violation of the conditions of min ||u||^2 subject to G u >= d, for rows of unit length."""
     lengths = torch.linalg.vector_norm(G, dim=1)
     rows, wanted, multipliers = G / lengths[:, None], d / lengths, weights * lengths
     spare = (rows @ step - wanted) / wanted.max()

@@ -18,7 +18,7 @@ class LargestAllocation(TorchDispatchMode):
     """Records the most elements that any operation wrote to memory of its own."""
 
     def __init__(self, *owned: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
         self.n_elements = 0
 

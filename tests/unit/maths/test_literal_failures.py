@@ -1,5 +1,7 @@
 """The paper's step with exact Hessians fails on two tiny problems; the safeguarded one solves them."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -46,7 +48,7 @@ def test_the_safeguarded_step_descends_in_the_same_valley() -> None:
     for _ in range(2000):
         theta = safeguarded_move(problem, theta)
         losses.append(problem.losses(theta).item())
-    assert all(later <= earlier for earlier, later in zip(losses, losses[1:], strict=False))
+    assert all(later <= earlier for earlier, later in pairwise(losses))
     assert losses[-1] < 1e-6 * losses[0]
 
 
@@ -98,7 +100,7 @@ def test_a_common_minimiser_is_approached_by_projection(K: int, n: int) -> None:
     step = rate_matching_step(G, problem.newton_rates(theta)).step
     projection = torch.linalg.pinv(G) @ (G @ error)
     torch.testing.assert_close(step, projection, rtol=1e-8, atol=1e-9)
-    if K == n:
+    if n == K:
         torch.testing.assert_close(theta - step, problem.minimisers[0], rtol=1e-7, atol=1e-8)
 
 

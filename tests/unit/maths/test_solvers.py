@@ -1,5 +1,7 @@
 """Min-norm weights and projections against enumeration, KKT conditions and another method."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -165,7 +167,7 @@ def test_a_point_box_is_the_prior_and_a_wide_one_is_no_constraint() -> None:
     values = [
         w @ M @ w for r in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0) for w in [min_norm_box_weights(M, *box_around(prior, r))]
     ]
-    assert all(later <= earlier * (1 + 1e-12) for earlier, later in zip(values, values[1:], strict=False))
+    assert all(later <= earlier * (1 + 1e-12) for earlier, later in pairwise(values))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_box_weights_of_rows_without_length() -> None:
 
 
 def test_an_empty_box_is_refused() -> None:
-    with pytest.raises(ValueError, match="sums are 0 and 0.9; widen"):
+    with pytest.raises(ValueError, match=r"sums are 0 and 0\.9; widen"):
         min_norm_box_weights(np.eye(3), np.zeros(3), np.full(3, 0.3))
 
 
