@@ -55,7 +55,13 @@ class Federation:
     def __post_init__(self) -> None:
         if not self.names:
             object.__setattr__(self, "names", tuple(str(c) for c in range(self.n_clients)))
-        for part in ("train", "test"):
+        parts: tuple[Part, ...] = ("train", "test") if self.validation is None else ("train", "validation", "test")
+        for part in parts:
+            n_held = len(self.examples(part).starts) - 1
+            if n_held != self.n_clients:
+                raise ValueError(
+                    f"{self.n_clients} clients but {part} examples of {n_held}; every client needs its own."
+                )
             empty = (self.examples(part).sizes == 0).nonzero().flatten().tolist()
             if empty:
                 raise ValueError(
@@ -115,9 +121,18 @@ class Federation:
         if not clients:
             raise ValueError("a federation needs at least one client, but the list of clients is empty.")
         names = tuple(names) or tuple(str(c) for c in range(len(clients)))
-        if len(set(names)) != len(clients):
+        for what, given in (("names", names), ("groups", groups)):
+            if given is not None and len(given) != len(clients):
+                raise ValueError(f"{len(clients)} clients but {len(given)} {what}; every client needs its own.")
+        if len(set(names)) != len(names):
             twice = sorted({n for n in names if names.count(n) > 1})
             raise ValueError(f"every client needs a name of its own: {len(clients)} clients, duplicate names {twice}.")
+        shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
+        for part, share in shares.items():
+            if not 0 <= share < 1:
+                raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share}.")
+        if sum(shares.values()) >= 1:
+            raise ValueError(f"the shares test={test} and validation={validation} leave nothing to train on.")
         pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
         for name, (x, y) in zip(names, pairs, strict=True):
             if len(x) != len(y):
@@ -127,13 +142,17 @@ class Federation:
                     f"client '{name}' has inputs of shape {tuple(x.shape[1:])}, client '{names[0]}' of shape "
                     f"{tuple(pairs[0][0].shape[1:])}; all clients must have the same."
                 )
+            if y.shape[1:] != pairs[0][1].shape[1:]:
+                raise ValueError(
+                    f"client '{name}' has targets of shape {tuple(y.shape[1:])}, client '{names[0]}' of shape "
+                    f"{tuple(pairs[0][1].shape[1:])}; all clients must have the same."
+                )
         parts: dict[Part, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
         for c, (x, y) in enumerate(pairs):
-            share = test if isinstance(test, float) else 0.0
-            held_out = split_rows(len(x), y, {"test": share, "validation": validation}, seed=seed, client=c)
+            held_out = split_rows(len(x), y, shares, seed=seed, client=c)
             for part, rows in held_out.items():
                 parts[part].append((x[rows], y[rows]))
-        if not isinstance(test, float):
+        if not isinstance(test, int | float):
             parts["test"] = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in test]
         if n_classes is None and not pairs[0][1].is_floating_point():
             n_classes = 1 + max(int(y.max()) for _, y in pairs if len(y))
@@ -161,6 +180,8 @@ class Federation:
         owner = np.asarray([str(c) for c in _listed(clients)])
         if len(owner) != len(inputs):
             raise ValueError(f"{len(inputs)} inputs but {len(owner)} client names; every example needs its client.")
+        if len(targets) != len(inputs):
+            raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets; every example needs its target.")
         labels = sorted(set(owner.tolist()), key=lambda name: (len(name), name) if name.isdigit() else (10**9, name))
         x, y = torch.as_tensor(inputs), torch.as_tensor(targets)
         pairs = [(x[rows], y[rows]) for rows in (torch.as_tensor(np.flatnonzero(owner == name)) for name in labels)]
@@ -172,10 +193,12 @@ class Federation:
     ) -> Federation:
         """Return the federation of one map-style torch dataset per client, each giving (input, target) pairs."""
         pairs = []
-        for dataset in datasets:
+        for c, dataset in enumerate(datasets):
             items = [dataset[i] for i in range(len(dataset))]
+            if not items:
+                raise ValueError(f"client '{c}' has a dataset with no examples; every client needs at least one.")
             inputs = torch.stack([torch.as_tensor(x) for x, _ in items])
-            pairs.append((inputs, torch.as_tensor([y for _, y in items])))
+            pairs.append((inputs, torch.stack([torch.as_tensor(y) for _, y in items])))
         return cls.from_clients(pairs, test=test, validation=validation, seed=seed)
 
 

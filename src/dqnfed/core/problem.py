@@ -109,7 +109,7 @@ class Problem:
         """Return the same problem with theta and the module's buffers on the device."""
         if self.module is None:
             return _replaced(self, theta0=self.theta0.to(device))
-        return Problem.from_module(
+        moved = Problem.from_module(
             copy.deepcopy(self.module).to(device),
             losses=self.losses,
             score=self.score,
@@ -118,6 +118,7 @@ class Problem:
             loss_floor=self.loss_floor,
             model_spec=self.model_spec,
         )
+        return _replaced(moved, theta0=self.theta0.to(device))
 
     @classmethod
     def from_module(
@@ -135,8 +136,9 @@ class Problem:
         """Return the problem of training an ordinary module; dropout is off, buffers stay as they are."""
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {sorted(LOSSES)}, but is '{loss}'; or pass `losses=`, a function.")
-        _refuse_running_statistics(module)
-        template = copy.deepcopy(module).eval().requires_grad_(True)
+        _refuse_mixed_examples(module)
+        _refuse_frozen_parameters(module)
+        template = copy.deepcopy(module).eval()
         layout = module_layout(template)
         if not layout:
             raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to train.")
@@ -184,13 +186,25 @@ def fill_module(module: nn.Module, parameters: dict[str, Tensor]) -> None:
             parameter.copy_(parameters[name])
 
 
-def _refuse_running_statistics(module: nn.Module) -> None:
+def _refuse_mixed_examples(module: nn.Module) -> None:
+    """Refuse layers whose output for one example depends on others: the padded ones, or another client's."""
     for name, part in module.named_modules():
         if getattr(part, "running_mean", None) is not None:
-            raise ValueError(
-                f"'{name or type(part).__name__}' ({type(part).__name__}) keeps running statistics, which have no "
-                "meaning across clients with different data. Use nn.GroupNorm (or track_running_stats=False)."
-            )
+            fault = "keeps running statistics, which have no meaning across clients with different data"
+        elif isinstance(part, nn.modules.batchnorm._BatchNorm):
+            fault = "takes statistics over the whole batch, so one client's examples change another's outputs"
+        else:
+            continue
+        raise ValueError(f"'{name or type(part).__name__}' ({type(part).__name__}) {fault}. Use nn.GroupNorm instead.")
+
+
+def _refuse_frozen_parameters(module: nn.Module) -> None:
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise ValueError(
+            f"{len(frozen)} parameters are frozen ('{frozen[0]}' first), but every parameter is trained. Call "
+            "requires_grad_(True) on them, or keep them as buffers (register_buffer), which stay as they are."
+        )
 
 
 def _replaced(problem: Problem, **changes: Any) -> Problem:
