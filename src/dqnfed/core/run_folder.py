@@ -197,10 +197,10 @@ def environment(command: str, device: str) -> dict[str, Any]:
 
     import numpy
 
-    import dqnfed
+    from dqnfed import __version__
 
     return {
-        "dqnfed": dqnfed.__version__,
+        "dqnfed": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
