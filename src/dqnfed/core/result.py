@@ -84,7 +84,8 @@ class RunResult:
         parameters, metadata = folder.read_model()
         order = metadata["layout"]
         rows = [tuple(_number(v) for v in row.values()) for row in folder.client_rows()]
-        columns = tuple((folder.path / "clients.csv").open().readline().strip().split(","))
+        with (folder.path / "clients.csv").open() as file:
+            columns = tuple(file.readline().strip().split(","))
         return cls(
             theta=torch.cat([parameters[name].reshape(-1) for name in order]),
             layout=tuple((name, parameters[name].shape) for name in order),
