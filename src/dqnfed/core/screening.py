@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import check_choice, check_range
-from dqnfed.core.tensors import gather, n_rows, named_tensors
+from dqnfed.core.tensors import gather, n_rows, named_tensors, tensors
 
 U = TypeVar("U", bound=tuple[Any, ...])
 
@@ -43,9 +43,10 @@ def screen(
     """Return which stacked answers are usable: finite, not of zero norm; and how far the longest are to be clipped."""
     n = n_rows(updates)
     required = [t for name, t in named_tensors(updates).items() if name not in optional and t.is_floating_point()]
-    finite = torch.stack([torch.isfinite(t.reshape(n, -1)).all(1) for t in required])
+    everyone = torch.ones(n, dtype=torch.bool, device=tensors(updates)[0].device)
+    finite = torch.stack([everyone, *(torch.isfinite(t.reshape(n, -1)).all(1) for t in required)])
     measured = getattr(updates, scales[0]).reshape(n, -1) if scales and scales[0] in _fields(updates) else None
-    norms = torch.full((n,), 1.0) if measured is None else torch.linalg.vector_norm(measured, dim=1)
+    norms = torch.ones(n) if measured is None else _lengths(measured)
     report = torch.stack([finite.all(0).to(torch.float64), norms.to(finite.device, torch.float64)]).cpu().numpy()
     usable, lengths = report[0] > 0, report[1]
     dropped = [(k, "update is not finite") for k in np.flatnonzero(~usable)]
@@ -73,6 +74,14 @@ def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
     changed = {name: scaled(getattr(updates, name)) for name in scales if name in _fields(updates)}
     replaced: U = updates._replace(**changed)  # type: ignore[attr-defined]
     return replaced
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Return the rows' Euclidean norms, float64; those whose squares leave the range of float32 are taken again."""
+    lengths = torch.linalg.vector_norm(rows, dim=1).double()
+    for k in ((lengths < 1e-18) | (lengths > 1e18)).nonzero().flatten().tolist():
+        lengths[k] = torch.linalg.vector_norm(rows[k].double())
+    return lengths
 
 
 def _fields(record: tuple[Any, ...]) -> tuple[str, ...]:

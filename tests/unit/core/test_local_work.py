@@ -1,0 +1,99 @@
+"""The shared local work is plain SGD, step for step, however the clients are padded."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from dqnfed import FedAvg
+from dqnfed.core.local_work import draw_batches, local_sgd
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.seeds import seed_for
+from dqnfed.core.tensors import module_theta, row
+from dqnfed.sim.feed import Feed
+from tests.helpers.bowls import federation_of, labelled_clients, network_bowl, normal, small_network, task_of
+
+
+def optimised(problem: Problem, theta: Tensor, task: Task, *, momentum: float, weight_decay: float) -> Tensor:
+    """Return what torch.optim.SGD makes of the module on the task's own batches."""
+    module = copy.deepcopy(problem.module_at(theta))
+    optimiser = torch.optim.SGD(module.parameters(), lr=float(task.lr), momentum=momentum, weight_decay=weight_decay)
+    for batch in task.batches:
+        rows = batch[batch >= 0] if batch.shape[-1] else task.mask.nonzero().flatten()
+        if len(rows) == 0:
+            continue
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(task.inputs[rows]), task.targets[rows]).backward()
+        optimiser.step()
+    return module_theta(module)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 8, 100])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
+def test_equals_torch_optim_sgd(batch_size: int | None, momentum: float, weight_decay: float) -> None:
+    problem = Problem.from_module(small_network(4, 3, 3))
+    theta = normal(problem.n_parameters, seed=7)
+    client = labelled_clients(1, 4)[0]
+    batches = draw_batches(len(client[0]), epochs=3, batch_size=batch_size, generator=seed_for(0))
+    task = task_of(client, problem, batches=batches, lr=0.2)
+    found = local_sgd(problem, task, theta, momentum=momentum, weight_decay=weight_decay)
+    expected = optimised(problem, theta, task, momentum=momentum, weight_decay=weight_decay)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_padded_cohort_equals_its_clients_alone(batch_size: int | None) -> None:
+    """The largest client has five times the smallest one's examples and batches; none must notice."""
+    problem, _, _ = network_bowl()
+    clients = [(x[:n], y[:n]) for (x, y), n in zip(labelled_clients(3, 4), (2, 8, 10), strict=True)]
+    theta = normal(problem.n_parameters, seed=7)
+
+    algorithm = FedAvg(lr=0.3, epochs=2, batch_size=batch_size)
+    tasks = Feed(federation_of(clients), problem, algorithm, 0).tasks(torch.arange(3), 0)
+    found = vmap(lambda task: local_sgd(problem, task, theta, momentum=0.5, weight_decay=0.01))(tasks)
+    for k, (inputs, targets) in enumerate(clients):
+        batches = row(tasks, k).batches
+        alone = task_of((inputs, targets), problem, batches=batches, lr=0.3)
+        expected = optimised(problem, theta, alone, momentum=0.5, weight_decay=0.01)
+        torch.testing.assert_close(found[k], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_client_without_batches_stands_still() -> None:
+    problem, _, _ = network_bowl()
+    task = task_of(labelled_clients(1, 4)[0], problem, batches=torch.full((4, 3), -1))
+    theta = normal(problem.n_parameters, seed=7)
+    found = local_sgd(problem, task, theta, momentum=0.9, weight_decay=0.1, extra_gradient=torch.ones_like)
+    assert torch.equal(found, theta)
+
+
+def test_extra_gradient_and_proximal_step_are_applied_in_every_step() -> None:
+    """With an extra slope of theta - anchor, and with its implicit form, on a loss that is flat."""
+    problem, _, _ = network_bowl()
+    inputs, targets = labelled_clients(1, 4)[0]
+    task = task_of((torch.zeros_like(inputs), targets), problem, batches=torch.zeros(3, 0, dtype=torch.long), lr=0.5)
+    theta, anchor = normal(problem.n_parameters, seed=7), normal(problem.n_parameters, seed=8)
+    explicit = local_sgd(problem, task, theta, extra_gradient=lambda at: at - anchor)
+    torch.testing.assert_close(explicit, anchor + 0.5**3 * (theta - anchor), rtol=1e-13, atol=1e-14)
+    implicit = local_sgd(problem, task, theta, proximal=lambda at: (at + 0.5 * anchor) / 1.5)
+    torch.testing.assert_close(implicit, anchor + (theta - anchor) / 1.5**3, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(1, 1), (7, 3), (6, 3), (5, 8)])
+def test_every_epoch_visits_every_example_once(n: int, batch_size: int) -> None:
+    batches = draw_batches(n, epochs=4, batch_size=batch_size, generator=seed_for(0))
+    per_epoch = -(-n // batch_size)
+    assert batches.shape == (4 * per_epoch, batch_size)
+    epochs = batches.view(4, -1)
+    for epoch in epochs:
+        assert sorted(epoch[epoch >= 0].tolist()) == list(range(n))
+    if n > 5:
+        assert len({tuple(epoch.tolist()) for epoch in epochs}) > 1
+    assert all((batch >= 0).any() for batch in batches)
+
+
+def test_full_batches_are_empty_rows_one_a_pass() -> None:
+    assert draw_batches(9, epochs=4, batch_size=None, generator=seed_for(0)).shape == (4, 0)

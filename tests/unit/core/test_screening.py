@@ -1,0 +1,133 @@
+"""Bad answers: dropped, clipped, and written down, before any method sees them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dqnfed.core.screening import Policy, screen, screened_updates
+
+SCALES = ("delta", "change")
+
+
+class Update(NamedTuple):
+    delta: Tensor  # [n]
+    change: Tensor  # [] grows with delta
+    loss: Tensor  # [] does not
+    step: Tensor  # [] an integer
+
+
+def updates(norms: list[float], dtype: torch.dtype = torch.float64) -> Update:
+    """Return answers whose deltas have the given norms, in directions of their own."""
+    K = len(norms)
+    delta = torch.diag(torch.tensor(norms, dtype=dtype))
+    return Update(delta, torch.tensor(norms, dtype=dtype), torch.ones(K, dtype=dtype), torch.arange(K))
+
+
+def test_good_answers_pass_untouched() -> None:
+    given = updates([1.0, 2.0, 9.9, 0.01])
+    found = screen(given, Policy(), SCALES)
+    assert found.kept.tolist() == [0, 1, 2, 3]
+    assert found.factors.tolist() == [1.0] * 4
+    assert found.dropped == []
+    assert screened_updates(given, found, SCALES) is given
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("field", ["delta", "change", "loss"])
+def test_an_answer_that_is_not_finite_anywhere_is_dropped(bad: float, field: str) -> None:
+    given = updates([1.0, 2.0, 3.0])
+    getattr(given, field)[1] = bad
+    found = screen(given, Policy(), SCALES)
+    assert found.kept.tolist() == [0, 2]
+    assert found.dropped == [(1, "update is not finite")]
+    kept = screened_updates(given, found, SCALES)
+    assert torch.equal(kept.delta, given.delta[[0, 2]])
+    assert kept.step.tolist() == [0, 2]
+
+
+def test_unknown_values_of_optional_fields_are_no_fault() -> None:
+    given = updates([1.0, 2.0])
+    given.loss[0] = torch.nan
+    assert screen(given, Policy(), SCALES, optional=("loss",)).dropped == []
+
+
+def test_an_answer_of_zero_norm_is_dropped() -> None:
+    found = screen(updates([1.0, 0.0, 3.0]), Policy(), SCALES)
+    assert found.kept.tolist() == [0, 2]
+    assert found.dropped == [(1, "update has zero norm")]
+
+
+def test_a_long_answer_is_clipped_to_ten_medians_in_every_scaled_field() -> None:
+    given = updates([1.0, 2.0, 3.0, 4.0, 500.0])
+    found = screen(given, Policy(), SCALES)
+    kept = screened_updates(given, found, SCALES)
+    assert found.dropped == []
+    norms = torch.linalg.vector_norm(kept.delta, dim=1)
+    torch.testing.assert_close(norms, torch.tensor([1.0, 2.0, 3.0, 4.0, 30.0], dtype=torch.float64))
+    assert kept.change[4] == pytest.approx(30.0)
+    assert torch.equal(kept.loss, given.loss)
+    assert torch.equal(kept.step, given.step)
+    assert given.delta[4, 4] == 500.0  # the answer itself is left alone
+
+
+def test_the_median_is_of_usable_answers_only() -> None:
+    """With the zeros counted, the median of 0, 0, 0, 1, 2, 25 would be 0.5 and 25 would be clipped to 5, not 20."""
+    found = screen(updates([0.0, 0.0, 0.0, 1.0, 2.0, 25.0]), Policy(), SCALES)
+    assert found.kept.tolist() == [3, 4, 5]
+    assert found.factors.tolist() == [1.0, 1.0, 20.0 / 25.0]
+
+
+def test_the_limit_is_a_policy() -> None:
+    given = updates([1.0, 2.0, 3.0, 500.0])
+    assert screen(given, Policy(max_update_norm=math.inf), SCALES).factors.tolist() == [1.0] * 4
+    assert screen(given, Policy(max_update_norm=2.0), SCALES).factors.tolist() == [1.0, 1.0, 1.0, 5.0 / 500.0]
+
+
+def test_methods_without_scales_are_neither_clipped_nor_dropped_for_zero() -> None:
+    found = screen(updates([0.0, 1.0, 1e9]), Policy(), ())
+    assert found.kept.tolist() == [0, 1, 2]
+    assert found.factors.tolist() == [1.0] * 3
+
+
+def test_another_phase_without_the_measured_field_passes() -> None:
+    class Losses(NamedTuple):
+        losses: Tensor
+
+    found = screen(Losses(torch.tensor([[0.0, 0.0], [1.0, 2.0]])), Policy(), SCALES)
+    assert found.kept.tolist() == [0, 1]
+
+
+def test_nobody_may_be_left() -> None:
+    given = updates([0.0, 1.0])
+    given.delta[1] = torch.nan
+    found = screen(given, Policy(), SCALES)
+    assert found.kept.tolist() == []
+    assert sorted(k for k, _ in found.dropped) == [0, 1]
+
+
+def test_lengths_whose_squares_leave_float32_are_measured_all_the_same() -> None:
+    """1e-30 squared is 0 and 1e30 squared is infinite in float32, yet both answers are numbers that can be scaled."""
+    tiny = screen(updates([1e-30, 2e-30, 3e-30], torch.float32), Policy(), SCALES)
+    assert tiny.kept.tolist() == [0, 1, 2]
+    given = updates([1.0, 2.0, 3.0, 1e30], torch.float32)
+    found = screen(given, Policy(), SCALES)
+    assert found.factors[3] == pytest.approx(25.0 / 1e30, rel=1e-6)
+    assert screened_updates(given, found, SCALES).delta[3, 3] == pytest.approx(25.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"on_nonfinite": "ignore"}, "`on_nonfinite` must be one of drop, fail"),
+        ({"max_update_norm": 0.5}, r"`max_update_norm` must be in \[1, inf\), but is 0.5"),
+        ({"min_replies": 0}, r"`min_replies` must be in \[1, inf\), but is 0"),
+    ],
+)
+def test_bad_policies_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Policy(**settings)  # type: ignore[arg-type]
