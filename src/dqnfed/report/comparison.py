@@ -44,6 +44,11 @@ class Experiment(NamedTuple):
         return tuple(sorted({run.seed for run in self.runs}))
 
     @property
+    def score(self) -> str:
+        """Name of what clients are judged by."""
+        return self.runs[0].score
+
+    @property
     def focus(self) -> int:
         """Position of the method that the page looks at first: DQN-Fed, or the one with the highest mean."""
         names = [method.algorithm for method in self.methods]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +44,9 @@ def measures(accuracy: Floats, weights: Floats | None = None) -> dict[str, float
     """Return every accuracy measure of K clients, each client counted in proportion to its weight (default: equally).
 
     The definitions follow the DQN-Fed paper (Hamidi & Ye, TMLR 2025, Sec. 5): population standard deviation, and tails
-    of max(1, floor(p K)) clients. A weighted tail holds as much weight as that number of average clients, so that equal
-    weights give the unweighted value. Clients whose accuracy is NaN (no test data) are left out.
+    of max(1, floor(p K)) clients. A weighted tail holds as much weight as that number of average clients. With equal
+    weights all values are those of `dqnfed.maths.fairness`, the tests' oracle, without loading torch for a report.
+    Clients whose accuracy is NaN (no test data) are left out.
     """
     measured = np.isfinite(accuracy)
     a = accuracy[measured]
@@ -63,9 +65,9 @@ def measures(accuracy: Floats, weights: Floats | None = None) -> dict[str, float
         "worst10": tail_mean(a, share, 0.10),
         "best5": -tail_mean(-a, share, 0.05),
         "best10": -tail_mean(-a, share, 0.10),
-        "angle": float(np.degrees(np.arctan2(std, mean))) if mean > 0 else 90.0,
+        "angle": float(np.degrees(np.arctan2(std, mean))) if a.any() else 90.0,
         "kl": _kl(a, share),
-        "jain": mean**2 / (mean**2 + std**2) if mean > 0 else 0.0,
+        "jain": _jain(a, share),
         "gini": _gini(a, share),
         "min": float(a.min()),
         "max": float(a.max()),
@@ -87,20 +89,30 @@ def tail_mean(a: Floats, share: Floats, tail: float) -> float:
 
 
 def _kl(a: Floats, share: Floats) -> float:
-    total = float(share @ a)
-    if total <= 0:
-        return float("nan")
-    ratio = a / total
+    if (a < 0).any():
+        return math.nan
+    if not a.any():
+        return -math.log(share.min())
+    ratio = a / float(share @ a)
     logs = np.log(np.where(ratio > 0, ratio, 1.0))
     return max(0.0, float((share * ratio) @ logs))
 
 
+def _jain(a: Floats, share: Floats) -> float:
+    if (a < 0).any():
+        return math.nan
+    if not a.any():
+        return float(share.min())
+    return float(share @ a) ** 2 / float(share @ a**2)
+
+
 def _gini(a: Floats, share: Floats) -> float:
-    mean = float(share @ a)
-    if mean <= 0:
-        return float("nan")
+    if (a < 0).any():
+        return math.nan
+    if not a.any():
+        return 1.0 - float(share.min())
     order = np.argsort(a, kind="stable")
     p, cumulated = share[order], np.cumsum(share[order])
     # mean absolute difference of sorted values: each pair counted through the cumulated share below and above it
     spread = float((p * (2 * cumulated - p - 1.0)) @ a[order])
-    return max(0.0, spread / mean)
+    return max(0.0, spread / float(share @ a))

@@ -19,6 +19,7 @@ from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
 from dqnfed.report.tables import tabulate
 
+PAGE_COLUMNS = ("mean", "std", "worst5", "worst10", "best5", "best10", "angle", "kl", "jain", "improved")
 SCRIPTS = ("charts.js", "clients.js", "page.js")
 # the page may run its own scripts and styles and nothing else: a browser enforces that it asks the network for nothing
 OFFLINE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -107,12 +108,16 @@ def asset(name: str) -> str:
 def _tables(experiment: Experiment) -> dict[str, str]:
     seeds = ", mean ± standard deviation over seeds" if len(experiment.seeds) > 1 else ""
     weights = "each weighted by its number of training examples"
-    by_size = tabulate(experiment, weighted=True)
+    by_size = tabulate(experiment, weighted=True, columns=PAGE_COLUMNS)
+    score = f"Test {experiment.score}"
     return {
         "findings": f'<p class="lead">{escape(sections.findings(experiment))}</p>',
-        "equal": sections.fairness_html(tabulate(experiment), caption=f"Test accuracy over clients{seeds}."),
-        "size": sections.fairness_html(by_size, caption=f"Test accuracy over clients, {weights}{seeds}."),
+        "equal": sections.fairness_html(
+            tabulate(experiment, columns=PAGE_COLUMNS), caption=f"{score} over clients{seeds}."
+        ),
+        "size": sections.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}."),
         "significance": sections.significance_html(experiment),
+        "paper": sections.paper_html(experiment),
         "groups": sections.groups_html(experiment),
         "classes": sections.classes_html(experiment),
     }

@@ -44,6 +44,7 @@ def _experiment(experiment: Experiment, n_history_values: int) -> Json:
         "name": experiment.name,
         "methods": [{"label": m.label, "algorithm": m.algorithm} for m in experiment.methods],
         "focus": experiment.focus,
+        "score": experiment.score,
         "seeds": list(seeds),
         "labels": list(labels),
         "groups": list(groups),

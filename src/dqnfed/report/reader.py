@@ -51,7 +51,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One evaluated model of one run folder; arrays of `history` have an entry per recorded round, NaN if unmeasured."""
+    """One evaluated model of one run folder; `history` has an entry per recorded round, NaN where unmeasured."""
 
     folder: Path
     experiment: str
@@ -76,6 +76,11 @@ class Run:
     def planned_rounds(self) -> int:
         """Number of rounds asked for, or done where the settings do not say."""
         return int(number(_block(self.config, "train").get("rounds"), self.n_rounds))
+
+    @property
+    def score(self) -> str:
+        """Name of what clients are judged by; "accuracy" is in percent, anything else in its own unit."""
+        return str(self.summary.get("score") or "accuracy")
 
     @property
     def accuracy(self) -> Floats:

@@ -13,6 +13,7 @@ from dqnfed.report.comparison import Experiment, settings
 from dqnfed.report.measures import MEASURE, Measure, measures
 from dqnfed.report.reader import Problem, Run
 from dqnfed.report.significance import Paired, against_reference
+from dqnfed.report.table_formats import MARK, Printed, compared
 from dqnfed.report.tables import MISSING, Cell, FairnessTable, over_seeds, places, tabulate
 
 MINUS = "\N{MINUS SIGN}"
@@ -34,28 +35,32 @@ def facts(experiment: Experiment) -> str:
 
 
 def findings(experiment: Experiment) -> str:
-    """Return in words who is best on average, who serves the worst-off best, and how unequal the accuracies are."""
-    table = tabulate(experiment, columns=("mean", "worst10", "std"))
+    """Return in words who is best on average, who serves the worst-off best, and how far apart that is."""
+    table = tabulate(experiment, columns=("mean", "worst10"))
     known = [row for row in table.rows if math.isfinite(row.cells[0].mean)]
     if not known:
-        return "No accuracy has been measured yet."
+        return f"No {experiment.score} has been measured yet."
     best = max(known, key=lambda row: row.cells[0].mean)
     fairest = max(known, key=lambda row: row.cells[1].mean)
-    gap = best.cells[0].mean - best.cells[1].mean
+
+    def said(cell: Cell) -> str:
+        return f"{cell.mean:.1f} %" if experiment.score == "accuracy" else f"{cell.mean:.4g}"
+
     if len(known) == 1:
         return (
-            f"{best.method.label} reaches {best.cells[0].mean:.1f} % on average; its worst tenth of clients "
-            f"{best.cells[1].mean:.1f} %, {gap:.1f} points less."
+            f"{best.method.label} reaches a mean {experiment.score} of {said(best.cells[0])}; "
+            f"its worst tenth of clients gets {said(best.cells[1])}."
         )
     if best is fairest:
         second = max((row for row in known if row is not best), key=lambda row: row.cells[1].mean)
         return (
-            f"{best.method.label} has the highest mean accuracy ({best.cells[0].mean:.1f} %) and serves the worst tenth "
-            f"of clients best ({best.cells[1].mean:.1f} %; next: {second.method.label} with {second.cells[1].mean:.1f} %)."
+            f"{best.method.label} has the highest mean {experiment.score} ({said(best.cells[0])}) and serves the worst "
+            f"tenth of clients best ({said(best.cells[1])}; next: {second.method.label} with {said(second.cells[1])})."
         )
     return (
-        f"{best.method.label} has the highest mean accuracy ({best.cells[0].mean:.1f} %), but {fairest.method.label} "
-        f"serves the worst tenth of clients best: {fairest.cells[1].mean:.1f} % against {best.cells[1].mean:.1f} %."
+        f"{best.method.label} has the highest mean {experiment.score} ({said(best.cells[0])}), but "
+        f"{fairest.method.label} serves the worst tenth of clients best: {said(fairest.cells[1])} against "
+        f"{said(best.cells[1])}."
     )
 
 
@@ -68,7 +73,7 @@ def fairness_html(table: FairnessTable, *, caption: str) -> str:
         + "</tr>"
         for row in table.rows
     )
-    return _table(caption, f'<th scope="col">Method</th>{head}', body)
+    return _table(caption, f'<th scope="col">Method</th>{head}', body, style="stacked")
 
 
 def significance_html(experiment: Experiment) -> str:
@@ -153,6 +158,33 @@ def settings_html(experiment: Experiment) -> str:
     return "".join(parts)
 
 
+def paper_html(experiment: Experiment) -> str:
+    """Return our table beside the paper's printed one, impossible values marked; empty where the paper has none."""
+    found = compared(experiment)
+    if found.source is None:
+        return ""
+    heads = "".join(
+        f'<th scope="col">{_measure_head(measure)}</th>' + ('<th scope="col">paper</th>' if found.has_paper(i) else "")
+        for i, measure in enumerate(found.table.columns)
+    )
+    body = "".join(
+        f'<tr><th scope="row">{escape(row.method.label)}</th>'
+        + "".join(
+            _cell(cell, measure) + (_printed_cell(entry, measure) if found.has_paper(i) else "")
+            for i, (cell, entry, measure) in enumerate(zip(row.cells, entries, found.table.columns, strict=True))
+        )
+        + "</tr>"
+        for row, entries in zip(found.table.rows, found.printed, strict=True)
+    )
+    caption = (
+        f"Ours and as printed in the DQN-Fed paper ({found.source.title}). {MARK}: the printed value cannot be true."
+    )
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in found.reasons)
+    why = f"<details><summary>Why marked values cannot be true</summary><ul>{reasons}</ul></details>" if reasons else ""
+    table = _table(caption, f'<th scope="col">Method</th>{heads}', body, style="stacked")
+    return f"<h3>Beside the paper</h3>{table}{why}"
+
+
 def problems_html(problems: Sequence[Problem]) -> str:
     """Return what a reader should know about the runs before trusting the numbers; empty where there is nothing."""
     if not problems:
@@ -170,9 +202,9 @@ def _where(folders: Sequence[str]) -> str:
     return f"<br><code>{escape(folders[0])}</code>{rest}"
 
 
-def _table(caption: str, head: str, body: str) -> str:
+def _table(caption: str, head: str, body: str, *, style: str = "") -> str:
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table class="{style}">'
         f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -192,6 +224,12 @@ def _cell(cell: Cell, measure: Measure) -> str:
     value = (value, f"<strong>{value}</strong>", f"<u>{value}</u>")[cell.place]
     spread = "" if math.isnan(cell.std) else f'<span class="spread">± {cell.std:.{measure.decimals}f}</span>'
     return f"<td>{value}{spread}</td>"
+
+
+def _printed_cell(entry: Printed | None, measure: Measure) -> str:
+    if entry is None:
+        return f"<td>{MISSING}</td>"
+    return f"<td>{entry.value:.{measure.decimals}f}{MARK if entry.impossible else ''}</td>"
 
 
 def _paired_cells(paired: Paired | None, measure: Measure) -> str:

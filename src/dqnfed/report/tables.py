@@ -14,8 +14,9 @@ from rich.text import Text
 
 from dqnfed.report.comparison import Experiment, Method, group
 from dqnfed.report.measures import MEASURE, MEASURES, Measure
-from dqnfed.report.reader import read_runs
+from dqnfed.report.reader import Run, number, read_runs
 
+SECONDS = Measure("seconds", "Seconds", "Seconds", 0, False, "wall-clock time of the run")
 MISSING = "\N{EN DASH}"
 TERMINAL_COLUMNS = ("mean", "std", "worst10", "best10", "improved")  # what 80 characters hold
 
@@ -55,12 +56,37 @@ class FairnessTable(NamedTuple):
 
 def tabulate(experiment: Experiment, *, weighted: bool = False, columns: Sequence[str] | None = None) -> FairnessTable:
     """Return mean and spread over seeds of every measure of every method, places given as in the paper's tables."""
-    chosen = MEASURES if columns is None else tuple(MEASURE[key] for key in columns)
-    values = [[run.measures(weighted=weighted) for run in method.runs] for method in experiment.methods]
+    chosen = [column(key) for key in columns or [measure.key for measure in MEASURES]]
+    if experiment.score != "accuracy":  # a score in its own unit may be small
+        chosen = [measure._replace(decimals=4) if measure.decimals == 2 else measure for measure in chosen]
+    values = [[values_of(run, weighted=weighted) for run in method.runs] for method in experiment.methods]
     by_measure = [[over_seeds([found.get(m.key, math.nan) for found in runs]) for runs in values] for m in chosen]
     placed = [places(cells, measure) for cells, measure in zip(by_measure, chosen, strict=True)]
-    rows = tuple(Row(method, tuple(column[i] for column in placed)) for i, method in enumerate(experiment.methods))
-    return FairnessTable(experiment.name, weighted, chosen, rows)
+    rows = tuple(Row(method, tuple(cells[i] for cells in placed)) for i, method in enumerate(experiment.methods))
+    return FairnessTable(experiment.name, weighted, tuple(chosen), rows)
+
+
+def column(key: str) -> Measure:
+    """Return the measure of a column: a fairness measure, `seconds`, or `class:NAME` for the client holding a class."""
+    if key.startswith("class:"):
+        name = key.removeprefix("class:")
+        return Measure(key, name, name, 2, True, f"accuracy of the client {name}, in percent")
+    return SECONDS if key == "seconds" else MEASURE[key]
+
+
+def values_of(run: Run, *, weighted: bool = False) -> dict[str, float]:
+    """Return everything a table may ask of a run, by column key."""
+    totals = run.summary.get("totals")
+    recorded = run.history["seconds"]
+    seconds = (
+        number(totals.get("seconds"))
+        if isinstance(totals, dict)
+        else float(recorded[-1])
+        if recorded.size
+        else math.nan
+    )
+    classes = {f"class:{c.name}": float(a) for c, a in zip(run.clients, run.accuracy, strict=False)}
+    return {**classes, **run.measures(weighted=weighted), "seconds": seconds}
 
 
 def places(cells: Sequence[Cell], measure: Measure) -> list[Cell]:
@@ -81,8 +107,9 @@ def fairness_table(paths: Iterable[Path]) -> Table:
     experiments = group(read_runs(paths).runs).experiments
     several_seeds = any(len(experiment.seeds) > 1 for experiment in experiments)
     names = ", ".join(experiment.name for experiment in experiments) or "no runs"
+    scores = ", ".join(dict.fromkeys(experiment.score for experiment in experiments))
     table = Table(
-        title=f"Test accuracy over clients, percent: {names}",
+        title=f"Test {scores or 'accuracy'} over clients: {names}",
         caption="bold: best, underlined: second best" + ("; mean ± std over seeds" if several_seeds else ""),
         title_justify="left",
         caption_justify="left",

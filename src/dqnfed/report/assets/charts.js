@@ -124,7 +124,7 @@ function lineChart(host, spec) {
   const width = Math.max(280, host.clientWidth);
   const nameRoom = Math.min(width * 0.34, Math.max(...series.map((s) => textWidth(s.label, true))) + 20);
   const height = Math.max(spec.height || 340, series.length * 15 + 90);
-  const yDomain = spec.yDomain || padded(series.flatMap((s) => [...(s.low || s.y), ...(s.high || s.y)]), spec.limits);
+  const yDomain = spec.yDomain || padded(series.flatMap((s) => (s.low && spec.bands !== false ? [...s.low, ...s.high] : s.y)), spec.limits);
   const xDomain = padded(series.flatMap((s) => s.x));
   xDomain[0] = Math.min(...series.map((s) => s.x[0]));
   xDomain[1] = Math.max(...series.map((s) => s.x[s.x.length - 1]));
@@ -264,7 +264,7 @@ function histogram(host, spec) {
   const width = Math.max(280, host.clientWidth);
   const all = rows.flatMap((row) => row.values);
   let [low, high] = [Math.min(...all), Math.max(...all)];
-  const step = [0.5, 1, 2, 2.5, 5, 10].find((size) => (high - low) / size <= 24) || 10;
+  const step = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 2.5, 5, 10].find((size) => (high - low) / size <= 24) || (high - low) / 24;
   low = Math.floor(low / step) * step;
   high = Math.max(low + step, Math.ceil((high + 1e-9) / step) * step);
   const n = Math.round((high - low) / step);
@@ -280,7 +280,7 @@ function histogram(host, spec) {
   const x = linear([low, high], [frame.left, frame.right]);
   const root = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Histograms of client accuracy. ${rows.map((row) => `${row.label}: from ${decimals(Math.min(...row.values), 1)} to ${decimals(Math.max(...row.values), 1)} percent, mean ${decimals(mean(row.values), 1)}`).join("; ")}.`,
+    "aria-label": `Histograms of client ${spec.score}. ${rows.map((row) => `${row.label}: from ${decimals(Math.min(...row.values), 1)} to ${decimals(Math.max(...row.values), 1)}, mean ${decimals(mean(row.values), 1)}`).join("; ")}.`,
   });
   rows.forEach((row, i) => {
     const base = (i + 1) * rowHeight + 6;
@@ -298,9 +298,9 @@ function histogram(host, spec) {
   for (const value of ticks(low, high, Math.max(3, width / 90))) {
     root.append(svg("line", { class: "axis", x1: x(value), x2: x(value), y1: bottom, y2: bottom + 4 }));
     const anchor = x(value) < 12 ? "start" : x(value) > width - 16 ? "end" : "middle";
-    root.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": anchor }, decimals(value, step < 1 ? 1 : 0)));
+    root.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": anchor }, shortNumber(value)));
   }
-  root.append(svg("text", { x: frame.right, y: bottom + 36, "text-anchor": "end" }, "client accuracy, %"));
+  root.append(svg("text", { x: frame.right, y: bottom + 36, "text-anchor": "end" }, `client ${spec.score}`));
   host.replaceChildren(root);
   return undefined;
 }
@@ -326,13 +326,14 @@ function scatter(host, spec) {
   const front = points.filter((p) => !points.some((q) => q !== p && q.x >= p.x && q.y >= p.y && (q.x > p.x || q.y > p.y))).sort((a, b) => a.x - b.x);
   const root = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Mean accuracy against accuracy of the worst tenth. On the Pareto front: ${front.map((p) => p.label).join(", ")}. ${points.map((p) => `${p.label}: mean ${decimals(p.x, 1)}, worst tenth ${decimals(p.y, 1)}`).join("; ")}.`,
+    "aria-label": `Mean ${spec.score} against that of the worst tenth. On the Pareto front: ${front.map((p) => p.label).join(", ")}. ${points.map((p) => `${p.label}: mean ${decimals(p.x, 1)}, worst tenth ${decimals(p.y, 1)}`).join("; ")}.`,
   });
-  axes(root, frame, x, y, ticks(...xs, Math.max(2, (frame.right - frame.left) / 90)), yTicks, { xTitle: "mean accuracy, %", yTitle: "worst 10 %, %", xFormat: format, yFormat: format });
+  axes(root, frame, x, y, ticks(...xs, Math.max(2, (frame.right - frame.left) / 90)), yTicks, { xTitle: `mean ${spec.score}`, yTitle: `${spec.score} of the worst 10 %`, xFormat: format, yFormat: format });
   let path = `M${frame.left},${y(front[0].y)}`;
   front.forEach((p, i) => { path += `H${x(p.x)}V${i + 1 < front.length ? y(front[i + 1].y) : frame.bottom}`; });
   root.append(svg("path", { class: "front", d: path }));
-  const taken = points.map((p) => [x(p.x) - 7, y(p.y) - 7, x(p.x) + 7, y(p.y) + 7]);
+  const around = (cx, cy, r) => [cx - r, cy - r, cx + r, cy + r];
+  const taken = points.flatMap((p) => [around(x(p.x), y(p.y), 7), ...p.seeds.map(([a, b]) => around(x(a), y(b), 3))]);
   for (const p of points) {
     if (p.seeds.length > 1) for (const [a, b] of p.seeds) root.append(svg("circle", { cx: x(a), cy: y(b), r: 2.5, opacity: 0.45, style: `fill:${colour(p.slot)}` }));
   }

@@ -91,8 +91,9 @@ class ClientTable {
     if (data.groups.length) columns.push(["group", "Group", "left"]);
     columns.push(["train", "Examples", ""]);
     if (data.labels.length) columns.push(["mix", "Labels", "left"], ["skew", "Skew", ""]);
-    columns.push(["accuracy", `${data.methods[state.method].label}, %`, "left"]);
-    if (state.other >= 0) columns.push(["other", `${data.methods[state.other].label}, %`, ""], ["gap", "Difference", ""]);
+    const unit = data.score === "accuracy" ? ", %" : "";
+    columns.push(["accuracy", data.methods[state.method].label + unit, "left"]);
+    if (state.other >= 0) columns.push(["other", data.methods[state.other].label + unit, ""], ["gap", "Difference", ""]);
     return columns;
   }
 
@@ -125,7 +126,7 @@ class ClientTable {
       mix: () => html("span", {}, html("span", { class: "mix", style: `background:${mixGradient(r.mix, data.labels.length)}` }), mixText(r.mix, data.labels)),
       skew: () => (known(r.skew) ? decimals(r.skew, 2) : "–"),
       accuracy: () => (known(r.accuracy)
-        ? html("span", {}, decimals(r.accuracy, 1).padStart(5, "\u2007"), html("span", { class: "bar", style: `width:${(r.accuracy * 0.06).toFixed(2)}rem;background:${colour(this.slots[state.method])}` }))
+        ? html("span", {}, decimals(r.accuracy, 1).padStart(5, "\u2007"), data.score === "accuracy" ? html("span", { class: "bar", style: `width:${(r.accuracy * 0.06).toFixed(2)}rem;background:${colour(this.slots[state.method])}` }) : "")
         : "–"),
       other: () => (known(r.other) ? decimals(r.other, 1) : "–"),
       gap: () => (known(r.gap) ? html("span", { class: r.gap >= 0 ? "gain" : "loss" }, `${r.gap >= 0 ? "+" : "−"}${decimals(Math.abs(r.gap), 1)}`) : "–"),
@@ -159,7 +160,7 @@ class ClientTable {
         const past = data.history[state.seed][i];
         return { label: method.label, slot: this.slots[i], main: i === state.method, x: past ? past.x : [], y: past ? past.y.map((values) => values[state.open]) : [] };
       }).filter((s, i) => [state.method, state.other].includes(i) || data.methods.length <= N_COLOURS),
-      xTitle: "rounds", yTitle: "accuracy, %", xFormat: shortNumber, xValue: shortNumber, yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), height: 260, limits: { floor: 0, ceiling: 100 },
+      xTitle: "rounds", yTitle: scoreTitle(data), xFormat: shortNumber, xValue: shortNumber, yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), height: 260, limits: scoreLimits(data),
     });
     return undefined;
   }
@@ -171,7 +172,7 @@ class ClientTable {
     if (known(r.accuracy)) {
       const gap = r.accuracy - mean(all);
       const rank = all.filter((value) => value < r.accuracy).length + 1;
-      reasons.push(`${decimals(r.accuracy, 1)} % under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), 1)} points ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`);
+      reasons.push(`${decimals(r.accuracy, 1)}${data.score === "accuracy" ? " %" : ""} under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), 1)} points ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`);
     }
     const sizes = [...clients.train].sort((a, b) => a - b);
     const middle = sizes[Math.floor(sizes.length / 2)];

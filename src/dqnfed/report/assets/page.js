@@ -4,11 +4,11 @@ const X_AXES = {
   seconds: { title: "seconds", format: shortNumber, value: (v) => decimals(v, 1) },
 };
 const Y_AXES = {
-  mean: { title: "mean accuracy, %", digits: 2, limits: { floor: 0, ceiling: 100 } },
-  worst10: { title: "accuracy of the worst 10 %, %", digits: 2, limits: { floor: 0, ceiling: 100 } },
-  std: { title: "standard deviation over clients, points", digits: 2, limits: { floor: 0 } },
-  train_loss: { title: "mean training loss", digits: 4, limits: {} },
-  train_loss_max: { title: "training loss of the worst client", digits: 4, limits: {} },
+  mean: { title: (score) => `mean ${score}`, digits: 2, scored: true },
+  worst10: { title: (score) => `${score} of the worst 10 %`, digits: 2, scored: true },
+  std: { title: () => "standard deviation over clients", digits: 2, limits: { floor: 0 } },
+  train_loss: { title: () => "mean training loss", digits: 4, limits: {} },
+  train_loss_max: { title: () => "training loss of the worst client", digits: 4, limits: {} },
 };
 const N_SHOWN_AT_FIRST = 8;
 
@@ -33,6 +33,7 @@ class ExperimentView {
     const before = this.data ? new Set(this.data.methods.filter((_, i) => this.shown.has(i)).map((m) => m.label)) : null;
     const names = this.data ? new Set(this.data.methods.map((m) => m.label)) : new Set();
     this.data = data;
+    this.score = scoreTitle(data);
     this.slots = data.methods.map((_, i) => (i === data.focus ? 0 : i < data.focus ? i + 1 : i));
     const first = data.methods.map((_, i) => i).sort((a, b) => (b === data.focus) - (a === data.focus));
     this.shown = before
@@ -74,13 +75,13 @@ class ExperimentView {
     this.drawConvergence();
     this.drawImproved();
     const pooled = this.chosen().map((m) => ({ ...m, values: this.data.final.flatMap((seed) => (seed[m.i] || []).filter(known)) }));
-    histogram(this.plot("histogram"), { rows: pooled });
+    histogram(this.plot("histogram"), { rows: pooled, score: this.score });
     lineChart(this.plot("sorted"), {
-      series: pooled.map((m) => ({ ...m, ...quantiles(m.values) })), xTitle: "clients from worst to best, %", yTitle: "accuracy, %",
-      xFormat: (v) => decimals(v, 0), xValue: (v) => decimals(v, 0), yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), limits: { floor: 0, ceiling: 100 },
+      series: pooled.map((m) => ({ ...m, ...quantiles(m.values) })), xTitle: "clients from worst to best, %", yTitle: this.score,
+      xFormat: (v) => decimals(v, 0), xValue: (v) => decimals(v, 0), yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), limits: scoreLimits(this.data),
       none: "These runs hold no client accuracies.",
     });
-    scatter(this.plot("scatter"), { points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })) });
+    scatter(this.plot("scatter"), { points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })), score: this.score });
   }
 
   drawConvergence() {
@@ -88,8 +89,8 @@ class ExperimentView {
     const across = X_AXES[this.x];
     const series = this.chosen().map((m) => ({ ...m, ...curve(this.data.curves[this.y][m.i], this.x) }));
     lineChart(this.plot("convergence"), {
-      series, xTitle: across.title, yTitle: axis.title, xFormat: across.format, xValue: across.value, height: 400,
-      yFormat: shortNumber, valueFormat: (v) => decimals(v, axis.digits), limits: axis.limits,
+      series, xTitle: across.title, yTitle: axis.title(this.score), xFormat: across.format, xValue: across.value, height: 400,
+      yFormat: shortNumber, valueFormat: (v) => decimals(v, axis.digits), limits: axis.scored ? scoreLimits(this.data) : axis.limits,
     });
     this.say("convergence", this.data.curves[this.y]);
   }
@@ -115,6 +116,9 @@ class ExperimentView {
     if (this.table) this.table.detail();
   }
 }
+
+const scoreTitle = (data) => (data.score === "accuracy" ? "accuracy, %" : data.score);
+const scoreLimits = (data) => (data.score === "accuracy" ? { floor: 0, ceiling: 100 } : {});
 
 function curve(found, axis) {
   return found ? { x: found[axis], y: found.y, low: found.low, high: found.high } : { x: [], y: [] };
