@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dqnfed.algorithms.afl import AFL as AFL
     from dqnfed.algorithms.dqn_fed import DQNFed as DQNFed
     from dqnfed.algorithms.dqn_fed_literal import DQNFedLiteral as DQNFedLiteral
     from dqnfed.algorithms.fedavg import FedAvg as FedAvg
+    from dqnfed.algorithms.fedfa import FedFa as FedFa
+    from dqnfed.algorithms.fedfv import FedFV as FedFV
+    from dqnfed.algorithms.fedheal import FedHEAL as FedHEAL
+    from dqnfed.algorithms.fedlf import FedLF as FedLF
+    from dqnfed.algorithms.fedmgda_plus import FedMGDAPlus as FedMGDAPlus
+    from dqnfed.algorithms.mgda import MGDA as MGDA
+    from dqnfed.algorithms.qffl import QFFL as QFFL
     from dqnfed.algorithms.server_lbfgs import ServerLBFGS as ServerLBFGS
+    from dqnfed.algorithms.term import TERM as TERM
     from dqnfed.core.federation import Federation as Federation
     from dqnfed.core.problem import Problem as Problem
     from dqnfed.core.result import RunResult as RunResult
@@ -23,15 +32,24 @@ if TYPE_CHECKING:
 
 # Importing torch takes a second or more; `dqnfed --help` must not wait for it, so names are looked up when used.
 _HOMES = {
+    "AFL": "dqnfed.algorithms.afl",
     "DQNFed": "dqnfed.algorithms.dqn_fed",
     "DQNFedLiteral": "dqnfed.algorithms.dqn_fed_literal",
     "Evaluation": "dqnfed.sim.state",
     "FedAvg": "dqnfed.algorithms.fedavg",
+    "FedFV": "dqnfed.algorithms.fedfv",
+    "FedFa": "dqnfed.algorithms.fedfa",
+    "FedHEAL": "dqnfed.algorithms.fedheal",
+    "FedLF": "dqnfed.algorithms.fedlf",
+    "FedMGDAPlus": "dqnfed.algorithms.fedmgda_plus",
     "Federation": "dqnfed.core.federation",
+    "MGDA": "dqnfed.algorithms.mgda",
     "Policy": "dqnfed.core.screening",
     "Problem": "dqnfed.core.problem",
+    "QFFL": "dqnfed.algorithms.qffl",
     "RunResult": "dqnfed.core.result",
     "ServerLBFGS": "dqnfed.algorithms.server_lbfgs",
+    "TERM": "dqnfed.algorithms.term",
     "looped": "dqnfed.sim.cohort",
     "run": "dqnfed.sim.engine",
     "vectorised": "dqnfed.sim.cohort",

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+from dqnfed.algorithms.afl import AFL
+from dqnfed.algorithms.disco import DiSCO
+from dqnfed.algorithms.distributed_newton import DistributedNewton
 from dqnfed.algorithms.ditto import Ditto
 from dqnfed.algorithms.fedadam import FedAdam
 from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.fedfa import FedFa
+from dqnfed.algorithms.fedfv import FedFV
+from dqnfed.algorithms.fedheal import FedHEAL
+from dqnfed.algorithms.fedlf import FedLF
+from dqnfed.algorithms.fedmgda_plus import FedMGDAPlus
+from dqnfed.algorithms.fednew import FedNew
+from dqnfed.algorithms.fednl import FedNL
+from dqnfed.algorithms.fednl_cr import FedNLCR
+from dqnfed.algorithms.fednl_ls import FedNLLS
+from dqnfed.algorithms.fednl_pp import FedNLPP
+from dqnfed.algorithms.fedns import FedNS
 from dqnfed.algorithms.fedprox import FedProx
+from dqnfed.algorithms.giant import GIANT
+from dqnfed.algorithms.local_newton import LocalNewton
+from dqnfed.algorithms.mgda import MGDA
+from dqnfed.algorithms.newton import Newton
+from dqnfed.algorithms.q_fednew import QFedNew
+from dqnfed.algorithms.qffl import QFFL
 from dqnfed.algorithms.scaffold import Scaffold
+from dqnfed.algorithms.shed import SHED
+from dqnfed.algorithms.term import TERM
 from dqnfed.core.algorithm import AnyAlgorithm
 
 REGISTRY: dict[str, type[AnyAlgorithm]] = {
@@ -17,6 +39,28 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = {
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "fedadam": FedAdam,
+    "qffl": QFFL,
+    "term": TERM,
+    "mgda": MGDA,
+    "fedmgda-plus": FedMGDAPlus,
+    "afl": AFL,
+    "fedfv": FedFV,
+    "fedfa": FedFa,
+    "fedheal": FedHEAL,
+    "fedlf": FedLF,
+    "newton": Newton,
+    "fednl": FedNL,
+    "fednl-pp": FedNLPP,
+    "fednl-ls": FedNLLS,
+    "fednl-cr": FedNLCR,
+    "fednew": FedNew,
+    "q-fednew": QFedNew,
+    "distributed-newton": DistributedNewton,
+    "giant": GIANT,
+    "local-newton": LocalNewton,
+    "shed": SHED,
+    "fedns": FedNS,
+    "disco": DiSCO,
 }
 
 for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register theirs here

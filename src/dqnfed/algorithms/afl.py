@@ -1,0 +1,90 @@
+"""AFL: the model that is best for the worst mixture of clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_range
+from dqnfed.core.local_work import local_sgd
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths.gramian import combine
+from dqnfed.maths.solvers import simplex_projection
+
+
+class AFLServer(NamedTuple):
+    theta: Tensor  # [n]          the last iterate
+    average: Tensor  # [n]          mean of the iterates from round `average_from` on
+    n_averaged: Tensor  # []           iterates in the average
+    weights: Tensor  # [n_clients]  lambda, a point of the simplex; float64 on the host
+
+
+class AFLUpdate(NamedTuple):
+    delta: Tensor  # [n] theta before the local work minus theta after it
+    loss: Tensor  # []  training loss at the theta that was sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
+    """AFL, agnostic federated learning: minimax over mixtures of clients.
+
+    Objective: minimise over theta the maximum over lambda in the simplex of sum_k lambda_k F_k.
+
+    Client: computes its training loss F_k at theta, then makes `epochs` of SGD from theta (by default one full-batch
+    gradient step, as in the paper); sends the update delta_k and F_k.
+
+    Server: theta loses sum_k lambda_k delta_k; then lambda becomes the exact projection of lambda + `lambda_lr` F on
+    the simplex. If m of C clients take part, their updates and losses are multiplied by C / m, which keeps both sums
+    unbiased; absent clients' lambdas move only through the projection.
+
+    State: theta, the running mean of the iterates, and one lambda per client (1 / C at the start).
+
+    Payload: n + 1 floats up, n down.
+
+    Evaluation: the averaged iterate, for which the guarantee holds; the last one is reported beside it. The average of
+    a network's early iterates is a poor model: `average_from` leaves the rounds before it out.
+
+    Differences: Unlike the paper, sampling is uniform over clients, theta is not projected on a ball, and clients may
+    train for several steps. Unlike the widely used port, the projection sums to 1 ((1.8, 0.6) becomes (1, 0), not
+    (1.1, 0)), lambda is used under every sampling scheme, and it belongs to the client, not to its place in the cohort.
+
+    Reference: Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019.
+    """
+
+    Server: ClassVar[type] = AFLServer
+    Update: ClassVar[tuple[type, ...]] = (AFLUpdate,)
+    # `scales` stays empty: a client without a gradient still has a loss, and dropping it would hide it from lambda
+
+    lambda_lr: float = 0.1  # step of the clients' weights, >= 0; 0 is uniform FedSGD
+    average_from: int = 0  # first round whose result enters the average, >= 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "lambda_lr", low=0.0)
+        check_range(self, "average_from", low=0)
+
+    def init_server(self, problem: Problem, n_clients: int) -> AFLServer:
+        weights = torch.full((n_clients,), 1.0 / n_clients, dtype=torch.float64)
+        return AFLServer(problem.theta0.clone(), problem.theta0.clone(), torch.tensor(0), weights)
+
+    def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[AFLUpdate, Empty]:
+        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+        return AFLUpdate(sent.theta - local, problem.loss(sent.theta, task)), memory
+
+    def server_step(self, server: AFLServer, updates: AFLUpdate, cohort: Cohort) -> ServerStep[AFLServer]:
+        share = cohort.n_clients / len(cohort.clients)
+        theta = server.theta - combine(share * server.weights[cohort.clients], updates.delta)
+        raised = server.weights.clone()
+        raised[cohort.clients] += self.lambda_lr * share * updates.loss.cpu().double()
+        weights = torch.from_numpy(simplex_projection(raised.numpy()))
+        n_averaged = server.n_averaged + (1 if cohort.round >= self.average_from else 0)
+        average = server.average + (theta - server.average) / n_averaged.clamp(min=1).to(theta.device)
+        return ServerStep(
+            AFLServer(theta, average, n_averaged, weights), diagnostics={"largest_weight": float(weights.max())}
+        )
+
+    def evaluated(self, server: AFLServer, memory: Empty) -> dict[str, Tensor]:
+        return {"averaged": server.average, "global": server.theta}

@@ -1,0 +1,142 @@
+"""TERM: clients weighted by a softmax of their losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import inf, log
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dqnfed.algorithms.fedavg import client_weights
+from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice, check_range
+from dqnfed.core.local_work import local_sgd
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths.directions import mean_step
+from dqnfed.maths.gramian import combine
+
+LARGEST_TILT = 1e6  # beyond this the softmax is one-hot for any two losses that float32 can tell apart
+
+
+class TERMServer(NamedTuple):
+    theta: Tensor  # [n]
+    log_normaliser: Tensor  # []  running log mean exp(t F); -inf before the first round, and if it is not used
+
+
+class TERMUpdate(NamedTuple):
+    delta: Tensor  # [n] theta before the local work minus theta after it
+    loss: Tensor  # []  (inner-tilted) training loss at the theta that was sent
+
+
+def tilted_weights(prior: Tensor, losses: Tensor, t: float) -> Tensor:
+    """Return the weights prior_k exp(t F_k), normalised to sum 1: the prior itself where t = 0."""
+    return prior if t == 0 else torch.softmax(prior.log() + t * losses, dim=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TERM(Algorithm[TERMServer, Empty, TERMUpdate]):
+    """TERM, tilted empirical risk minimisation over clients.
+
+    Objective: minimise log(sum_k p_k exp(t F_k)) / t. t = 0 is the objective of FedAvg, t > 0 stresses clients with
+    large losses (towards their maximum), t < 0 plays them down. With `tau` the client's own loss is tilted over its
+    examples as well: F_k = log(mean_i exp(tau loss_i)) / tau.
+
+    Client: computes its training loss F_k at theta, then makes `epochs` of SGD on it from theta; sends the update
+    delta_k and F_k.
+
+    Server: subtracts `server_lr` times sum_k w_k delta_k with w = softmax(log p_k + t F_k), by log-sum-exp. With
+    `normaliser = "running"` the weights are p_k exp(t F_k) / Z instead, where Z forgets: Z <- (1 - rho) Z + rho times
+    this round's sum_k p_k exp(t F_k); they sum to 1 only on average.
+
+    State: theta, and log Z with the running normaliser.
+
+    Payload: n + 1 floats up, n down.
+
+    Evaluation: the global model.
+
+    Differences: Unlike the official code, the step is not divided by the cohort's size a second time, Z starts at the
+    first round's value and not at 0 (which doubles the first step), all rounds share one unit of Z, and clients carry
+    the weights p_k because they are sampled uniformly. t = 0 equals FedAvg bit for bit.
+
+    Reference: Li, Beirami, Sanjabi & Smith, "Tilted empirical risk minimization", ICLR 2021; JMLR 2023.
+    """
+
+    Server: ClassVar[type] = TERMServer
+    Update: ClassVar[tuple[type, ...]] = (TERMUpdate,)
+    scales: ClassVar[tuple[str, ...]] = ("delta",)
+
+    t: float = 1.0  # tilt over clients, in [-1e6, 1e6]; 0 is FedAvg
+    tau: float = 0.0  # tilt over a client's examples, in [-1e6, 1e6]; 0 is the mean
+    server_lr: float = 1.0  # > 0
+    weighting: str = "examples"  # examples | uniform
+    normaliser: str = "cohort"  # cohort | running
+    rho: float = 0.5  # share of the present round in the running normaliser, in (0, 1]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "t", low=-LARGEST_TILT, high=LARGEST_TILT)
+        check_range(self, "tau", low=-LARGEST_TILT, high=LARGEST_TILT)
+        check_range(self, "server_lr", low=0.0, open_low=True)
+        check_choice(self, "weighting", ("examples", "uniform"))
+        check_choice(self, "normaliser", ("cohort", "running"))
+        check_range(self, "rho", low=0.0, high=1.0, open_low=True)
+
+    def init_server(self, problem: Problem, n_clients: int) -> TERMServer:
+        return TERMServer(problem.theta0.clone(), torch.tensor(-inf, dtype=torch.float64))
+
+    def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[TERMUpdate, Empty]:
+        tilted = tilted_problem(problem, self.tau)
+        local = local_sgd(tilted, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+        return TERMUpdate(sent.theta - local, tilted.loss(sent.theta, task)), memory
+
+    def server_step(self, server: TERMServer, updates: TERMUpdate, cohort: Cohort) -> ServerStep[TERMServer]:
+        prior, losses = client_weights(self.weighting, cohort), updates.loss.cpu().double()
+        if self.normaliser == "cohort":
+            weights = tilted_weights(prior, losses, self.t)
+            step, log_normaliser = mean_step(updates.delta, weights), server.log_normaliser
+        else:
+            log_normaliser = self._log_normaliser(server.log_normaliser, prior, losses)
+            weights = torch.exp(prior.log() + self.t * losses - log_normaliser)
+            step = combine(weights, updates.delta)
+        return ServerStep(
+            TERMServer(server.theta - self.server_lr * step, log_normaliser),
+            diagnostics={"largest_weight": float(weights.max()), "weight_sum": float(weights.sum())},
+        )
+
+    def _log_normaliser(self, before: Tensor, prior: Tensor, losses: Tensor) -> Tensor:
+        now = torch.logsumexp(prior.log() + self.t * losses, dim=0)
+        if bool(before == -inf) or self.rho == 1.0:
+            return now
+        return torch.logaddexp(log(1.0 - self.rho) + before.to(now.device), log(self.rho) + now)
+
+
+@dataclass(frozen=True)
+class TiltedProblem(Problem):
+    """A problem whose losses are log-mean-exps over examples instead of means."""
+
+    tilt: float = 0.0
+
+    def loss(self, theta: Tensor, task: Task) -> Tensor:
+        losses = self.losses(self.predict(theta, task.inputs), task.targets)
+        return self._regularised(theta, tilted_mean(losses, task.mask > 0, self.tilt))
+
+    def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
+        rows = batch.clamp(min=0)
+        losses = self.losses(self.predict(theta, task.inputs[rows]), task.targets[rows])
+        return self._regularised(theta, tilted_mean(losses, batch >= 0, self.tilt))
+
+
+def tilted_problem(problem: Problem, tilt: float) -> Problem:
+    """Return the problem with every mean over examples tilted; the problem itself where the tilt is 0."""
+    if tilt == 0:
+        return problem
+    return TiltedProblem(**{f.name: getattr(problem, f.name) for f in fields(problem)}, tilt=tilt)
+
+
+def tilted_mean(values: Tensor, real: Tensor, tilt: float) -> Tensor:
+    """Return log(mean exp(tilt v)) / tilt over the real values; zero where there are none."""
+    exponents = torch.where(real, tilt * values, -inf)
+    # a batch of no examples is not used, but its gradient must stay finite
+    exponents = torch.where(real.any(), exponents, 0.0)
+    return (torch.logsumexp(exponents, dim=0) - real.sum().clamp(min=1).log()) / tilt
