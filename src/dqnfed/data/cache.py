@@ -4,6 +4,7 @@ read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -79,5 +80,6 @@ def write_cached(raw: RawData, path: Path, stamped: str) -> None:
         save_file(columns, partial, metadata={"format": FORMAT, "stamp": stamped, "about": json.dumps(about)})
         partial.replace(path)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         log.warning("%s could not be cached at %s (%s); the next start reads its files again.", raw.name, path, error)

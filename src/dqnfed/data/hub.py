@@ -27,13 +27,15 @@ def fetch_from_hub(name: str) -> Path:
         from datasets import load_dataset
     except ImportError as error:
         raise DataError("the hub needs the package datasets; install it with `pip install dqnfed[hub]`.") from error
-    raw = from_hub(dataset.name, dataset.hub, load_dataset(dataset.hub.repository))
+    raw = from_hub(dataset.name, dataset.hub, load_dataset(dataset.hub.repository), n_channels=len(dataset.mean))
     path = from_hub_path(dataset)
     write_cached(raw, path, "hub")
     return path
 
 
-def from_hub(name: str, source: HubSource, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> RawData:
+def from_hub(
+    name: str, source: HubSource, splits: Mapping[str, Iterable[Mapping[str, Any]]], *, n_channels: int
+) -> RawData:
     """Return the dataset of the hub's train split (and test split, where `source` names one) as the readers would
     give it.
     """
@@ -43,7 +45,8 @@ def from_hub(name: str, source: HubSource, splits: Mapping[str, Iterable[Mapping
             raise DataError(f"{source.repository} has no split {split!r}; it has {', '.join(splits)}.")
         for row in splits[split]:
             owner = None if source.client is None else str(row[source.client])
-            rows.append((as_planes(row[source.inputs]), int(row[source.targets]), owner, split == source.test_split))
+            image = as_planes(row[source.inputs], n_channels)
+            rows.append((image, int(row[source.targets]), owner, split == source.test_split))
     inputs, targets, owners, tests = zip(*rows, strict=True)
     numbers = {owner: i for i, owner in enumerate(dict.fromkeys(owners))} if source.client is not None else {}
     return RawData(
@@ -57,7 +60,14 @@ def from_hub(name: str, source: HubSource, splits: Mapping[str, Iterable[Mapping
     )
 
 
-def as_planes(image: Any) -> np.ndarray:
-    """Return an image (Pillow's or an array, grey or colour) as bytes [channels, height, width]."""
+def as_planes(image: Any, n_channels: int) -> np.ndarray:
+    """Return an image (Pillow's or an array) as bytes [channels, height, width]; grey ones among colour are
+    repeated.
+    """
     pixels = np.asarray(image, np.uint8)
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    if len(planes) == 1:
+        planes = np.repeat(planes, n_channels, axis=0)
+    if len(planes) != n_channels:
+        raise DataError(f"an image with {len(planes)} channels was found where {n_channels} are expected.")
+    return np.ascontiguousarray(planes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -74,9 +75,9 @@ def read_mnist_by_writer(folder: Path) -> RawData:
     if is_there(folder, "mnist_by_writer.npz"):
         path = folder / "mnist_by_writer.npz"
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 images, labels, writer = (arrays[key] for key in ("x", "y", "client"))
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is not an .npz with plain arrays x, y and client ({error}).") from error
     else:
         images = read_idx(either(folder, "train-images-idx3-ubyte", "qmnist-train-images-idx3-ubyte"))
