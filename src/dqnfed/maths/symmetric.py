@@ -20,7 +20,8 @@ def n_packed(d: int) -> int:
 @lru_cache(maxsize=16)
 def _upper(d: int, device: torch.device) -> Tensor:
     rows, columns = torch.triu_indices(d, d, device=device)
-    return rows * d + columns
+    flat: Tensor = rows * d + columns
+    return flat
 
 
 @lru_cache(maxsize=16)
@@ -36,7 +37,7 @@ def _places(d: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=16)
 def _is_diagonal(d: int, device: torch.device) -> Tensor:
     rows, columns = torch.triu_indices(d, d, device=device)
-    return rows == columns
+    return torch.eq(rows, columns)
 
 
 def packed(M: Tensor) -> Tensor:
@@ -90,13 +91,15 @@ def positive_solution(H: Tensor, b: Tensor) -> Tensor:
         return factored_solution(factor, b)
     values, vectors = torch.linalg.eigh(_symmetrised(H))
     floor = (JITTER * values.abs().max()).clamp(min=torch.finfo(H.dtype).tiny)
-    return vectors @ ((vectors.T @ b) / values.clamp(min=float(floor)))
+    solution: Tensor = vectors @ ((vectors.T @ b) / values.clamp(min=float(floor)))
+    return solution
 
 
 def projected_solution(H: Tensor, b: Tensor, mu: float) -> Tensor:
     """Return P_mu(H)^-1 b, on the host; P_mu raises the eigenvalues of H that are below mu > 0 to mu."""
     values, vectors = torch.linalg.eigh(_symmetrised(H))
-    return vectors @ ((vectors.T @ b) / values.clamp(min=mu))
+    solution: Tensor = vectors @ ((vectors.T @ b) / values.clamp(min=mu))
+    return solution
 
 
 def _symmetrised(H: Tensor) -> Tensor:

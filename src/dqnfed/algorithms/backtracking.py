@@ -1,0 +1,60 @@
+"""A line search on the mean loss, one trial a phase: the server proposes, every client sends one number.
+
+Not a method of its own; `fednl-ls`, `shed` and `fedns` use it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ROUNDING = 10.0  # in units of the loss's last digit: an increase smaller than this is none
+MAX_TRIALS = 60
+
+
+class Trial(NamedTuple):
+    """A candidate for the next model; clients answer with their loss there."""
+
+    theta: Tensor  # [n]
+
+
+class TrialLoss(NamedTuple):
+    loss: Tensor  # []
+
+
+class Search(NamedTuple):
+    """The line search that is under way; `n_trials` is 0 when none is."""
+
+    step: Tensor  # [n] the whole step; the trial is theta - length * step
+    loss: Tensor  # [] at theta
+    slope: Tensor  # [] first-order decrease along the whole step, positive
+    length: Tensor  # []
+    n_trials: Tensor  # [] int64
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.n_trials > 0)
+
+
+def no_search(theta: Tensor) -> Search:
+    """Return the state in which no search is under way."""
+    zero = theta.new_zeros(())
+    return Search(torch.zeros_like(theta), zero, zero.clone(), zero.clone(), torch.zeros((), dtype=torch.long))
+
+
+def begun_search(step: Tensor, loss: Tensor, slope: Tensor) -> Search:
+    """Return the search that tries the whole step first."""
+    return Search(step, loss, slope, torch.ones_like(loss), torch.ones((), dtype=torch.long))
+
+
+def is_accepted(search: Search, trial_loss: Tensor, sufficient: float) -> bool:
+    """Return whether the mean loss falls by `sufficient` of its first-order decrease, up to rounding."""
+    rounding = ROUNDING * torch.finfo(search.loss.dtype).eps * search.loss.abs()
+    return bool(trial_loss <= search.loss - sufficient * search.length * search.slope + rounding)
+
+
+def shortened(search: Search, factor: float) -> Search:
+    """Return the search with its next, shorter trial."""
+    return search._replace(length=search.length * factor, n_trials=search.n_trials + 1)

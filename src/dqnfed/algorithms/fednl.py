@@ -1,0 +1,148 @@
+"""FedNL: Newton's method with Hessians learnt from compressed differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from dqnfed.algorithms.hessian_learning import Begin, HessianLearner
+from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.core.curvature import client_gradient, hessian_passes, refuse_partial
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths.compressors import Code, mean_expanded
+from dqnfed.maths.symmetric import n_packed, positive_solution, projected_solution, unpacked
+
+MIN_MU = 1e-8  # for problems without a ridge
+
+
+class FedNLServer(NamedTuple):
+    theta: Tensor  # [n]
+    hessian: Tensor  # [T] upper triangle; the mean of the clients' estimates, always
+    has_begun: Tensor  # [] bool
+
+
+class FedNLMemory(NamedTuple):
+    estimate: Tensor  # [T] upper triangle
+
+
+class Start(NamedTuple):
+    hessian: Tensor  # [T]
+
+
+class FedNLUpdate(NamedTuple):
+    gradient: Tensor  # [n]
+    code: Code  # the compressed difference between the Hessian and its estimate
+    error: Tensor  # [] its Frobenius norm before compression; [0] with step = "projection", which does not need it
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
+    """Federated Newton Learn (Safaryan, Islamov, Qian & Richtarik, ICML 2022, Algorithm 1).
+
+    Objective: the mean of the clients' losses, strongly convex, with Lipschitz Hessians. The theory is local: a
+    poor start may diverge with `step = "projection"` (Top-n on a1a from zero does); `fednl-ls` and `fednl-cr` do
+    not.
+
+    Client: compresses D_k = Hessian - estimate into S_k, sends gradient, S_k and, for `regularisation`, l_k =
+    ||D_k||_F; moves its estimate by alpha S_k. No local training: lr, epochs and batch_size are not used.
+
+    Server: `projection` (the paper's Option 1) subtracts P_mu(H)^-1 g, eigenvalues raised to mu; `regularisation`
+    (Option 2) subtracts (H + mean l_k I)^-1 g, a matrix that dominates the true Hessian. Then H moves by alpha mean
+    S_k: the step uses the estimate of the round before.
+
+    State: client, n (n + 1) / 2 floats; server, theta and as many.
+
+    Payload: n + |S| (+ 1) floats up with |S| = R (n + 1) for rank and k values with k indices for top and random, n
+    down; `start = "hessian"` sends n (n + 1) / 2 once, in a first phase.
+
+    Evaluation: the global model.
+
+    Differences: none from the paper. Unlike the authors' Python code, l_k is the Frobenius norm in every variant,
+    projection uses the symmetric eigensolver, and index bits are counted.
+
+    Reference: arXiv 2106.02969.
+
+    Curvature: exact Hessian.
+    """
+
+    Server: ClassVar[type] = FedNLServer
+    Memory: ClassVar[type] = FedNLMemory
+    Sent: ClassVar[tuple[type, ...]] = (Begin, Theta)
+    Update: ClassVar[tuple[type, ...]] = (Start, FedNLUpdate)
+
+    step: str = "projection"  # projection (Option 1) | regularisation (Option 2)
+    mu: float | None = None  # smallest eigenvalue after projection, > 0; None: the problem's ridge
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "step", ("projection", "regularisation"))
+        if self.mu is not None:
+            check_range(self, "mu", low=0.0, open_low=True)
+        if self.step == "projection" and self.start == "zero":
+            raise ValueError(
+                'FedNL: `step = "projection"` with `start = "zero"` makes the first step gradient / mu: it diverges. '
+                'Use `start = "hessian"`, `step = "regularisation"`, or fednl-ls.'
+            )
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        refuse_partial("fednl", n_clients, cohort_size, "fednl-pp")
+        prepared = super().prepare(problem, n_clients, cohort_size)
+        return prepared if self.mu is not None else replace(prepared, mu=smallest_eigenvalue(problem))
+
+    def init_server(self, problem: Problem, n_clients: int) -> FedNLServer:
+        zeros = problem.theta0.new_zeros(n_packed(problem.n_parameters))
+        return FedNLServer(problem.theta0.clone(), zeros, torch.tensor(self.start == "zero"))
+
+    def init_memory(self, problem: Problem, task: Task) -> FedNLMemory:
+        return FedNLMemory(self.first_estimate(problem, task))
+
+    def send(self, server: FedNLServer) -> Begin | Theta:
+        return Theta(server.theta) if bool(server.has_begun) else Begin(server.theta)
+
+    def client_step(
+        self, problem: Problem, task: Task, sent: Begin | Theta, memory: FedNLMemory
+    ) -> tuple[Start | FedNLUpdate, FedNLMemory]:
+        if isinstance(sent, Begin):
+            return Start(memory.estimate), memory
+        learnt = self.learn(problem, task, sent.theta, memory.estimate)
+        error = learnt.error if self.step == "regularisation" else learnt.error.new_zeros(0)
+        return FedNLUpdate(client_gradient(problem, task, sent.theta), learnt.code, error), FedNLMemory(learnt.estimate)
+
+    def server_step(self, server: FedNLServer, updates: Start | FedNLUpdate, cohort: Cohort) -> ServerStep[FedNLServer]:
+        if isinstance(updates, Start):
+            return begun(server, updates.hessian, cohort)
+        n = len(server.theta)
+        gradient, hessian = updates.gradient.mean(0), unpacked(server.hessian, n)
+        if self.step == "projection":
+            shift, step = 0.0, projected_solution(hessian, gradient, self.mu or MIN_MU)
+        else:
+            shift = float(updates.error.mean())
+            step = positive_solution(hessian + shift * torch.eye(n, dtype=hessian.dtype), gradient)
+        how = self.how(n)
+        moved = server.hessian + self.learning_rate(how) * mean_expanded(how, updates.code, cohort.n_clients)
+        return ServerStep(FedNLServer(server.theta - step, moved, server.has_begun), Status.NEXT, {"shift": shift})
+
+    def uplink_bits(self, updates: Start | FedNLUpdate) -> int:
+        if isinstance(updates, Start):
+            return super().uplink_bits(updates)
+        n, float_bits = updates.gradient.shape[1], 8 * updates.gradient.element_size()
+        n_errors = updates.error[0].numel()
+        return (n + n_errors) * float_bits + self.code_bits(n, float_bits)
+
+    def passes(self, sent: Begin | Theta) -> float:
+        return hessian_passes(sent.theta) + (0.0 if isinstance(sent, Begin) else 1.0)
+
+
+def smallest_eigenvalue(problem: Problem) -> float:
+    """Return the curvature that the problem's ridge guarantees, or a tiny one where there is none."""
+    return max(problem.ridge, MIN_MU)
+
+
+def begun(server: FedNLServer, hessians: Tensor, cohort: Cohort) -> ServerStep[FedNLServer]:
+    """Return the server with the mean of the first Hessians; if a client's is missing, the round is held."""
+    if len(cohort.clients) < cohort.n_clients:
+        return ServerStep(server, Status.HOLD, {"clients_without_hessian": cohort.n_clients - len(cohort.clients)})
+    return ServerStep(server._replace(hessian=hessians.mean(0), has_begun=torch.tensor(True)), Status.AGAIN)

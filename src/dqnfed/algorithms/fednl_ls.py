@@ -1,0 +1,163 @@
+"""FedNL-LS: FedNL with a line search, so that it converges from any start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from dqnfed.algorithms.backtracking import (
+    MAX_TRIALS,
+    Search,
+    Trial,
+    TrialLoss,
+    begun_search,
+    is_accepted,
+    no_search,
+    shortened,
+)
+from dqnfed.algorithms.fednl import MIN_MU, smallest_eigenvalue
+from dqnfed.algorithms.hessian_learning import Begin, HessianLearner
+from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_range
+from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_passes, refuse_partial
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths.compressors import Code, mean_expanded
+from dqnfed.maths.symmetric import n_packed, projected_solution, unpacked
+
+
+class FedNLLSServer(NamedTuple):
+    theta: Tensor  # [n]
+    hessian: Tensor  # [T] the mean of the clients' estimates
+    has_begun: Tensor  # [] bool
+    search: Search
+
+
+class FedNLLSMemory(NamedTuple):
+    estimate: Tensor  # [T]
+
+
+class Start(NamedTuple):
+    hessian: Tensor  # [T]
+
+
+class FedNLLSUpdate(NamedTuple):
+    gradient: Tensor  # [n]
+    code: Code
+    loss: Tensor  # []
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate | TrialLoss]):
+    """FedNL with backtracking line search (Safaryan et al., ICML 2022, Algorithm 3).
+
+    Objective: the mean of the clients' losses, strongly convex; converges from any start.
+
+    Client: as FedNL; then its loss at every trial. No local training: lr, epochs and batch_size are not used.
+
+    Server: p = P_mu(H)^-1 g; the first of the lengths 1, b, b^2, ... at which the mean loss falls by `sufficient`
+    times its first-order decrease. Then H moves by alpha mean S_k.
+
+    State: as FedNL, and the search under way.
+
+    Payload: FedNL's, one float for the loss, and one float more in each trial (a phase of its own).
+
+    Evaluation: the global model.
+
+    Differences: none. `sufficient` must be below 1/2, or the unit step is refused near the optimum (the authors'
+    Python code sits on 1/2); after 60 failed trials the model stays for this round.
+
+    Reference: arXiv 2106.02969, c = 0.49 and b = 0.5 from arXiv 2410.08760.
+
+    Curvature: exact Hessian.
+    """
+
+    Server: ClassVar[type] = FedNLLSServer
+    Memory: ClassVar[type] = FedNLLSMemory
+    Sent: ClassVar[tuple[type, ...]] = (Begin, Theta, Trial)
+    Update: ClassVar[tuple[type, ...]] = (Start, FedNLLSUpdate, TrialLoss)
+    own_name: ClassVar[str] = "FedNL-LS"
+
+    start: str = "zero"
+    mu: float | None = None  # smallest eigenvalue after projection, > 0; None: the problem's ridge
+    sufficient: float = 0.49  # share of the first-order decrease that a trial must reach, in (0, 1/2)
+    shrink: float = 0.5  # factor between trials, in (0, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu is not None:
+            check_range(self, "mu", low=0.0, open_low=True)
+        check_range(self, "sufficient", low=0.0, high=0.5, open_low=True, open_high=True)
+        check_range(self, "shrink", low=0.0, high=1.0, open_low=True, open_high=True)
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        refuse_partial("fednl-ls", n_clients, cohort_size, "fednl-pp")
+        prepared = super().prepare(problem, n_clients, cohort_size)
+        return prepared if self.mu is not None else replace(prepared, mu=smallest_eigenvalue(problem))
+
+    def init_server(self, problem: Problem, n_clients: int) -> FedNLLSServer:
+        theta = problem.theta0.clone()
+        hessian = theta.new_zeros(n_packed(len(theta)))
+        return FedNLLSServer(theta, hessian, torch.tensor(self.start == "zero"), no_search(theta))
+
+    def init_memory(self, problem: Problem, task: Task) -> FedNLLSMemory:
+        return FedNLLSMemory(self.first_estimate(problem, task))
+
+    def send(self, server: FedNLLSServer) -> Begin | Theta | Trial:
+        if not bool(server.has_begun):
+            return Begin(server.theta)
+        if server.search.is_on:
+            return Trial(server.theta - server.search.length * server.search.step)
+        return Theta(server.theta)
+
+    def client_step(
+        self, problem: Problem, task: Task, sent: Begin | Theta | Trial, memory: FedNLLSMemory
+    ) -> tuple[Start | FedNLLSUpdate | TrialLoss, FedNLLSMemory]:
+        if isinstance(sent, Begin):
+            return Start(memory.estimate), memory
+        if isinstance(sent, Trial):
+            return TrialLoss(problem.loss(sent.theta, task)), memory
+        learnt = self.learn(problem, task, sent.theta, memory.estimate)
+        gradient, loss = client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)
+        return FedNLLSUpdate(gradient, learnt.code, loss), FedNLLSMemory(learnt.estimate)
+
+    def server_step(
+        self, server: FedNLLSServer, updates: Start | FedNLLSUpdate | TrialLoss, cohort: Cohort
+    ) -> ServerStep[FedNLLSServer]:
+        if isinstance(updates, Start):
+            if len(cohort.clients) < cohort.n_clients:
+                return ServerStep(server, Status.HOLD)
+            begun = server._replace(hessian=updates.hessian.mean(0), has_begun=torch.tensor(True))
+            return ServerStep(begun, Status.AGAIN)
+        if isinstance(updates, TrialLoss):
+            return self._judged(server, updates.loss.mean())
+        n = len(server.theta)
+        gradient = updates.gradient.mean(0)
+        step = projected_solution(unpacked(server.hessian, n), gradient, self.mu or MIN_MU)
+        how = self.how(n)
+        moved = server.hessian + self.learning_rate(how) * mean_expanded(how, updates.code, cohort.n_clients)
+        search = begun_search(step, updates.loss.mean(), gradient @ step)
+        return ServerStep(server._replace(hessian=moved, search=search), Status.AGAIN)
+
+    def _judged(self, server: FedNLLSServer, trial_loss: Tensor) -> ServerStep[FedNLLSServer]:
+        search = server.search
+        diagnostics = {"length": float(search.length), "trials": float(search.n_trials)}
+        stopped = server._replace(search=no_search(server.theta))
+        if is_accepted(search, trial_loss, self.sufficient):
+            moved = stopped._replace(theta=server.theta - search.length * search.step)
+            return ServerStep(moved, Status.NEXT, diagnostics)
+        if int(search.n_trials) >= MAX_TRIALS:
+            return ServerStep(stopped, Status.HOLD, diagnostics)
+        return ServerStep(server._replace(search=shortened(search, self.shrink)), Status.AGAIN)
+
+    def uplink_bits(self, updates: Start | FedNLLSUpdate | TrialLoss) -> int:
+        if not isinstance(updates, FedNLLSUpdate):
+            return super().uplink_bits(updates)
+        n, float_bits = updates.gradient.shape[1], 8 * updates.gradient.element_size()
+        return (n + 1) * float_bits + self.code_bits(n, float_bits)
+
+    def passes(self, sent: Begin | Theta | Trial) -> float:
+        if isinstance(sent, Trial):
+            return LOSS_PASSES
+        return hessian_passes(sent.theta) + (0.0 if isinstance(sent, Begin) else 1.0)

@@ -1,0 +1,128 @@
+"""Q-FedNew: FedNew whose clients send a few bits per coordinate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from dqnfed.algorithms.fednew import Fresh, Kept
+from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_range
+from dqnfed.core.curvature import client_gradient, client_hessian, hessian_passes, refuse_if_too_large, refuse_partial
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths.quantise import Quantised, dequantised, quantised
+from dqnfed.maths.symmetric import damped_factor, factored_solution
+
+
+class QFedNewServer(NamedTuple):
+    theta: Tensor  # [n]
+    step: Tensor  # [n] y, what was subtracted last
+    sent_steps: Tensor  # [C, n] every client's last quantised step
+    n_rounds: Tensor  # [] int64
+
+
+class QFedNewMemory(NamedTuple):
+    dual: Tensor  # [n] lambda_k
+    sent_step: Tensor  # [n] its last quantised step, as the server knows it
+    factor: Tensor  # [n, n]
+
+
+class QFedNewUpdate(NamedTuple):
+    change: Quantised  # of the step against the last quantised one
+
+
+@dataclass(frozen=True, kw_only=True)
+class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
+    """Quantised FedNew (Elgabli et al., ICML 2022).
+
+    Objective: the mean of the clients' losses, convex.
+
+    Client: FedNew's y_k; the change against its last quantised step is rounded at random, without bias, to `bits`
+    bits a coordinate. No local training: lr, epochs and batch_size are not used.
+
+    Server: rebuilds every client's quantised step and goes on as FedNew with these, in the mean and in the duals.
+
+    State: client, FedNew's and its last quantised step; server, theta, y and all quantised steps.
+
+    Payload: bits * n bits and one float up, 2 n floats down.
+
+    Evaluation: the global model.
+
+    Differences: an unchanged step (range zero) is sent as zeros; the authors' code divides by the range.
+
+    Reference: PMLR 162:5861, arXiv 2206.08829.
+
+    Curvature: exact Hessian.
+    """
+
+    Server: ClassVar[type] = QFedNewServer
+    Memory: ClassVar[type] = QFedNewMemory
+    Sent: ClassVar[tuple[type, ...]] = (Fresh, Kept)
+    Update: ClassVar[tuple[type, ...]] = (QFedNewUpdate,)
+    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+
+    rho: float = 0.1  # penalty on disagreement, > 0
+    alpha: float = 0.01  # damping of the Newton direction, >= 0
+    refresh: int = 1  # rounds between new Hessians; 0: the first one serves for ever
+    bits: int = 3  # a coordinate, 1 to 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "rho", low=0.0, open_low=True)
+        check_range(self, "alpha", low=0.0)
+        check_range(self, "refresh", low=0)
+        check_range(self, "bits", low=1, high=30)
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        refuse_partial("q-fednew", n_clients, cohort_size, "fednew-cg, which averages over those present")
+        refuse_if_too_large(problem, 2 * n_clients, "Q-FedNew", "fednew-cg")
+        return self
+
+    def init_server(self, problem: Problem, n_clients: int) -> QFedNewServer:
+        theta = problem.theta0.clone()
+        steps = theta.new_zeros(n_clients, len(theta))
+        return QFedNewServer(theta, torch.zeros_like(theta), steps, torch.zeros((), dtype=torch.long))
+
+    def init_memory(self, problem: Problem, task: Task) -> QFedNewMemory:
+        zeros = torch.zeros_like(problem.theta0)
+        return QFedNewMemory(zeros, zeros.clone(), zeros.new_zeros(len(zeros), len(zeros)))
+
+    def noise(self, problem: Problem, generator: torch.Generator) -> Tensor:
+        return torch.rand(problem.n_parameters, generator=generator, dtype=torch.float64).to(problem.theta0.dtype)
+
+    def send(self, server: QFedNewServer) -> Fresh | Kept:
+        t = int(server.n_rounds)
+        renews = t == 0 or (self.refresh > 0 and t % self.refresh == 0)
+        return Fresh(server.theta, server.step) if renews else Kept(server.theta, server.step)
+
+    def client_step(
+        self, problem: Problem, task: Task, sent: Fresh | Kept, memory: QFedNewMemory
+    ) -> tuple[QFedNewUpdate, QFedNewMemory]:
+        dual, factor = memory.dual + self.rho * (memory.sent_step - sent.step), memory.factor
+        if isinstance(sent, Fresh):
+            factor = damped_factor(client_hessian(problem, task, sent.theta), self.alpha + self.rho)
+        wanted = client_gradient(problem, task, sent.theta) - dual + self.rho * sent.step
+        change = quantised(factored_solution(factor, wanted) - memory.sent_step, task.noise, bits=self.bits)
+        return QFedNewUpdate(change), QFedNewMemory(
+            dual, memory.sent_step + dequantised(change, bits=self.bits), factor
+        )
+
+    def server_step(self, server: QFedNewServer, updates: QFedNewUpdate, cohort: Cohort) -> ServerStep[QFedNewServer]:
+        clients = cohort.clients.to(server.theta.device)
+        changes = dequantised(updates.change, bits=self.bits)
+        steps = server.sent_steps.index_add(0, clients, changes)
+        step = steps.mean(0)
+        widest = float(updates.change.radius.max())
+        return ServerStep(
+            QFedNewServer(server.theta - step, step, steps, server.n_rounds + 1),
+            Status.NEXT,
+            {"quantiser_range": widest},
+        )
+
+    def uplink_bits(self, updates: QFedNewUpdate) -> int:
+        return self.bits * updates.change.levels.shape[1] + 8 * updates.change.radius.element_size()
+
+    def passes(self, sent: Fresh | Kept) -> float:
+        return 1.0 + (hessian_passes(sent.theta) if isinstance(sent, Fresh) else 0.0)

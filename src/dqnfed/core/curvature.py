@@ -1,0 +1,209 @@
+"""Gradients, Hessians and their products for one client's loss: by formula where the model is linear, else by autograd.
+
+Work is counted in gradient passes: a loss is a third of one, a product with the Hessian or the Gauss-Newton matrix is
+two, and a full Hessian of n parameters is n / 2 (A'WA costs 2 N n^2 operations where a gradient costs 4 N n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
+
+from dqnfed.core.problem import Problem, Task, sign_accuracy
+from dqnfed.maths.symmetric import glm_hessian, n_packed
+
+LOSS_PASSES = 1.0 / 3.0
+PRODUCT_PASSES = 2.0
+MAX_CURVATURE_BYTES = 8 * 2**30  # of all clients' matrices together; an exact method refuses more
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearProblem(Problem):
+    """A problem whose model is linear in theta: outputs = inputs @ theta, one number per example.
+
+    Its derivatives are matrix products, so that Hessians cost one GEMM; every method may use it as a plain `Problem`.
+    """
+
+    slopes: Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> [N] first derivatives of the losses
+    curvatures: Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> [N] second derivatives
+
+    def to(self, device: torch.device | str) -> LinearProblem:
+        return replace(self, theta0=self.theta0.to(device))
+
+
+def logistic_problem(
+    n_features: int, *, ridge: float = 1e-3, theta0: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> LinearProblem:
+    """Return ridge-regularised logistic regression without intercept; targets are -1 or +1.
+
+    Every form is the overflow-free one: log(1 + e^-z) as logaddexp(0, -z), curvature as sigmoid(z) sigmoid(-z).
+    """
+    start = torch.zeros(n_features, dtype=dtype) if theta0 is None else theta0
+    return LinearProblem(
+        theta0=start,
+        layout=(("weight", torch.Size([n_features])),),
+        predict=_linear_outputs,
+        losses=_logistic_losses,
+        score=sign_accuracy,
+        ridge=ridge,
+        slopes=_logistic_slopes,
+        curvatures=_logistic_curvatures,
+    )
+
+
+def least_squares_problem(
+    n_features: int, *, ridge: float = 0.0, theta0: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> LinearProblem:
+    """Return linear least squares, half the squared error of every example, with a ridge."""
+    start = torch.zeros(n_features, dtype=dtype) if theta0 is None else theta0
+    return LinearProblem(
+        theta0=start,
+        layout=(("weight", torch.Size([n_features])),),
+        predict=_linear_outputs,
+        losses=_half_squares,
+        score=_negative_mean_square,
+        score_name="negative squared error",
+        ridge=ridge,
+        slopes=torch.sub,
+        curvatures=_ones,
+    )
+
+
+def client_gradient(problem: Problem, task: Task, theta: Tensor) -> Tensor:
+    """Return the gradient of the client's training loss, ridge included."""
+    if not isinstance(problem, LinearProblem):
+        slope: Tensor = grad(problem.loss)(theta, task)
+        return slope
+    A, share = task.inputs.to(theta.dtype), _shares(task)
+    return A.T @ (share * problem.slopes(A @ theta, task.targets)) + problem.ridge * theta
+
+
+def client_hessian(problem: Problem, task: Task, theta: Tensor) -> Tensor:
+    """Return the exact Hessian [n, n] of the client's training loss, ridge included."""
+    if not isinstance(problem, LinearProblem):
+        found: Tensor = hessian(problem.loss)(theta, task)
+        return (found + found.T) / 2.0
+    A, share = task.inputs.to(theta.dtype), _shares(task)
+    return glm_hessian(A, share * problem.curvatures(A @ theta, task.targets), problem.ridge)
+
+
+def hessian_root(problem: Problem, task: Task, theta: Tensor) -> Tensor:
+    """Return R [N, n], or [N C, n] for models of C outputs, with R'R = the Gauss-Newton matrix without its ridge.
+
+    For models linear in theta that is the Hessian; rows of padding are zero.
+    """
+    share = _shares(task)
+    if isinstance(problem, LinearProblem):
+        A = task.inputs.to(theta.dtype)
+        return (share * problem.curvatures(A @ theta, task.targets)).sqrt()[:, None] * A
+    outputs = problem.predict(theta, task.inputs)
+    jacobian: Tensor = jacrev(problem.predict)(theta, task.inputs).reshape(len(share), -1, len(theta))
+
+    def one_loss(z: Tensor, target: Tensor) -> Tensor:
+        return problem.losses(z.reshape(1, *outputs.shape[1:]), target[None])[0]
+
+    bends: Tensor = vmap(hessian(one_loss))(outputs.reshape(len(share), -1), task.targets)
+    values, vectors = torch.linalg.eigh(bends)
+    roots = (values.clamp(min=0.0) * share[:, None]).sqrt()[:, :, None] * vectors.transpose(1, 2)
+    rows: Tensor = (roots @ jacobian).reshape(-1, len(theta))
+    return rows
+
+
+def hessian_product(problem: Problem, task: Task, theta: Tensor, v: Tensor) -> Tensor:
+    """Return the product of the client's exact Hessian with v."""
+    if not isinstance(problem, LinearProblem):
+        product: Tensor = jvp(lambda t: grad(problem.loss)(t, task), (theta,), (v,))[1]
+        return product
+    A, share = task.inputs.to(theta.dtype), _shares(task)
+    weights = share * problem.curvatures(A @ theta, task.targets)
+    return A.T @ (weights * (A @ v)) + problem.ridge * v
+
+
+def gauss_newton_product(problem: Problem, task: Task, theta: Tensor, v: Tensor) -> Tensor:
+    """Return the product of the Gauss-Newton matrix J'LJ (plus ridge) with v: positive semi-definite for convex losses.
+
+    J is the Jacobian of the outputs, L the Hessian of the mean loss in the outputs (Schraudolph 2002).
+    """
+    share = _shares(task)
+
+    def outputs(t: Tensor) -> Tensor:
+        return problem.predict(t, task.inputs)
+
+    def mean_loss(z: Tensor) -> Tensor:
+        return (problem.losses(z, task.targets) * share).sum()
+
+    z, pulled_back = vjp(outputs, theta)[:2]
+    pushed: Tensor = jvp(outputs, (theta,), (v,))[1]
+    bent: Tensor = jvp(grad(mean_loss), (z,), (pushed,))[1]
+    product: Tensor = pulled_back(bent)[0]
+    return product + problem.ridge * v
+
+
+def hessian_passes(theta: Tensor) -> float:
+    """Return what one full Hessian costs, in gradient passes."""
+    return len(theta) / 2.0
+
+
+def refuse_if_too_large(problem: Problem, n_clients: int, name: str, approximations: str) -> None:
+    """Refuse an exact method whose client matrices would not fit in memory, and name what would."""
+    n, size = problem.n_parameters, problem.theta0.element_size()
+    each = n_packed(n) * size
+    if each * n_clients > MAX_CURVATURE_BYTES:
+        raise ValueError(
+            f"{name} keeps an exact Hessian per client: {n:,} parameters make {n_packed(n):.3g} entries, "
+            f"{_bytes(each)} a client and {_bytes(each * n_clients)} for {n_clients} clients. It is meant for convex "
+            f"problems of a few hundred parameters; for networks use {approximations}."
+        )
+
+
+def refuse_partial(name: str, n_clients: int, cohort_size: int, way_out: str) -> None:
+    """Refuse a method that is only defined when every client takes part in every round."""
+    if cohort_size < n_clients:
+        raise ValueError(
+            f"{name} needs every client in every round, but {cohort_size} of {n_clients} are sampled; "
+            f"set participation to 1, or use {way_out}."
+        )
+
+
+def _shares(task: Task) -> Tensor:
+    return task.mask / task.mask.sum().clamp(min=1)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def _linear_outputs(theta: Tensor, inputs: Tensor) -> Tensor:
+    return inputs.to(theta.dtype) @ theta
+
+
+def _logistic_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.logaddexp(torch.zeros_like(outputs), -outputs * targets)
+
+
+def _logistic_slopes(outputs: Tensor, targets: Tensor) -> Tensor:
+    return -targets * torch.sigmoid(-outputs * targets)
+
+
+def _logistic_curvatures(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.sigmoid(outputs) * torch.sigmoid(-outputs)
+
+
+def _half_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (outputs - targets).square()
+
+
+def _negative_mean_square(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    return -((outputs - targets).square() * mask).sum() / mask.sum().clamp(min=1)
+
+
+def _ones(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.ones_like(outputs)
