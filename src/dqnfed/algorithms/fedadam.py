@@ -8,8 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.fedavg import Update as FedAvgUpdate
-from dqnfed.algorithms.fedavg import client_weights
+from dqnfed.algorithms.fedavg import FedAvgUpdate, client_weights
 from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice, check_range
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task

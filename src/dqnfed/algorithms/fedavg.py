@@ -13,11 +13,11 @@ from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.directions import mean_step
 
 
-class Server(NamedTuple):
+class FedAvgServer(NamedTuple):
     theta: Tensor  # [n]
 
 
-class Update(NamedTuple):
+class FedAvgUpdate(NamedTuple):
     delta: Tensor  # [n] theta before the local work minus theta after it
 
 
@@ -32,7 +32,7 @@ def client_weights(weighting: str, cohort: Cohort) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm[Server, Empty, Update]):
+class FedAvg(Algorithm[FedAvgServer, Empty, FedAvgUpdate]):
     """Federated averaging (McMahan et al., AISTATS 2017).
 
     Objective: the mean loss over all examples; with `weighting = "uniform"`, over all clients.
@@ -54,8 +54,8 @@ class FedAvg(Algorithm[Server, Empty, Update]):
     Decentralized Data, AISTATS 2017.
     """
 
-    Server: ClassVar[type] = Server
-    Update: ClassVar[tuple[type, ...]] = (Update,)
+    Server: ClassVar[type] = FedAvgServer
+    Update: ClassVar[tuple[type, ...]] = (FedAvgUpdate,)
     scales: ClassVar[tuple[str, ...]] = ("delta",)
 
     server_lr: float = 1.0  # > 0
@@ -66,13 +66,13 @@ class FedAvg(Algorithm[Server, Empty, Update]):
         check_range(self, "server_lr", low=0.0, open_low=True)
         check_choice(self, "weighting", ("examples", "uniform"))
 
-    def init_server(self, problem: Problem, n_clients: int) -> Server:
-        return Server(problem.theta0.clone())
+    def init_server(self, problem: Problem, n_clients: int) -> FedAvgServer:
+        return FedAvgServer(problem.theta0.clone())
 
-    def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[Update, Empty]:
+    def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedAvgUpdate, Empty]:
         local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return Update(sent.theta - local), memory
+        return FedAvgUpdate(sent.theta - local), memory
 
-    def server_step(self, server: Server, updates: Update, cohort: Cohort) -> ServerStep[Server]:
+    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
         step = mean_step(updates.delta, client_weights(self.weighting, cohort))
-        return ServerStep(Server(server.theta - self.server_lr * step))
+        return ServerStep(FedAvgServer(server.theta - self.server_lr * step))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dqnfed.algorithms.fedavg import FedAvg
-from dqnfed.algorithms.fedavg import Update as FedAvgUpdate
+from dqnfed.algorithms.fedavg import FedAvg, FedAvgUpdate
 from dqnfed.core.algorithm import Empty, Theta, check_range
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task

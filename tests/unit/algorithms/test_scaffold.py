@@ -1,0 +1,88 @@
+"""SCAFFOLD: what the control variates are, and that they take the drift out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.scaffold import Scaffold, ScaffoldMemory, ScaffoldSent, n_local_steps
+from dqnfed.core.federation import Examples, Federation
+from tests.helpers.baselines import bowl_problem, bowls, classes, task_of
+from tests.helpers.play import play
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_the_server_keeps_the_mean_of_all_clients_variates(participation: float) -> None:
+    """c = mean_k c_k over ALL clients; those never sampled still have c_k = 0."""
+    problem, federation = classes(5)
+    algorithm = Scaffold(lr=0.2, epochs=1, batch_size=8)
+    played = play(algorithm, problem, federation, rounds=4, participation=participation)
+    store = played.state.memory
+    total = store.rows.control.sum(0)
+    torch.testing.assert_close(played.state.server.control, total / 5, rtol=1e-12, atol=1e-14)
+
+
+def test_option_two_is_the_mean_gradient_along_the_way() -> None:
+    """c_k^+ telescopes to the average of the uncorrected gradients at the local iterates, replayed by hand."""
+    problem, federation, _ = bowls(1, sizes=[6])
+    targets = federation.train.targets
+    c = torch.tensor([0.3, -0.1, 0.2], dtype=torch.float64)
+    mine = torch.tensor([-0.5, 0.4, 0.1], dtype=torch.float64)
+    theta = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
+    task = task_of(targets, lr=0.2, steps=5)
+    update, memory = Scaffold(lr=0.2, epochs=5).client_step(problem, task, ScaffoldSent(theta, c), ScaffoldMemory(mine))
+    v, gradients = theta, []
+    for _ in range(5):
+        gradients.append(v - targets.mean(0))
+        v = v - 0.2 * (gradients[-1] + c - mine)
+    torch.testing.assert_close(theta - update.delta, v, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(memory.control, torch.stack(gradients).mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(update.control_change, memory.control - mine, rtol=1e-12, atol=1e-12)
+
+
+def test_steps_without_examples_are_not_counted() -> None:
+    task = task_of(torch.zeros(3, 2, dtype=torch.float64))._replace(
+        batches=torch.tensor([[0, 1], [2, -1], [-1, -1], [-1, -1]])
+    )
+    assert float(n_local_steps(task)) == 2.0
+
+
+def test_the_first_round_is_fedavg() -> None:
+    problem, federation = classes(4)
+    first = play(Scaffold(lr=0.3, epochs=2, batch_size=10), problem, federation, rounds=1).thetas[-1]
+    plain = FedAvg(lr=0.3, epochs=2, batch_size=10, weighting="uniform")
+    assert torch.equal(first, play(plain, problem, federation, rounds=1).thetas[-1])
+
+
+def test_no_drift_where_fedavg_drifts() -> None:
+    """Two losses a (theta - c)^2 / 2 of different curvature, five local steps.
+
+    A local step shrinks theta - c by r = 1 - lr a, so that FedAvg rests where sum_k (1 - r_k^5) (theta - c_k) = 0;
+    SCAFFOLD rests at the optimum, where sum_k a_k (theta - c_k) = 0.
+    """
+    a, c = torch.tensor([1.0, 4.0], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    inputs = a.sqrt()[:, None]  # one example each: (x theta - x c)^2 / 2
+    starts = torch.tensor([0, 1, 2])
+    data = Examples(inputs, inputs * c[:, None], starts)
+    problem = replace(bowl_problem(1), predict=lambda theta, x: x * theta)
+    federation = Federation(data, data)
+    drift = 1 - (1 - 0.1 * a) ** 5
+    fedavg = play(FedAvg(lr=0.1, epochs=5), problem, federation, rounds=40).thetas[-1]
+    assert float(fedavg) == pytest.approx(float(drift @ c / drift.sum()), abs=1e-6)  # 0.69
+    scaffold = play(Scaffold(lr=0.1, epochs=5), problem, federation, rounds=40).thetas[-1]
+    assert float(scaffold) == pytest.approx(float(a @ c / a.sum()), abs=1e-6)  # 0.80
+
+
+def test_momentum_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Scaffold: `momentum` must be 0, but is 0.9"):
+        Scaffold(momentum=0.9)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Scaffold: `server_lr` must be in \(0, inf\), but is 0.0"):
+        Scaffold(server_lr=0.0)
+    with pytest.raises(ValueError, match="Scaffold: `weighting` must be one of uniform, examples, but is 'even'"):
+        Scaffold(weighting="even")
