@@ -83,9 +83,7 @@ class RunResult:
             )
         parameters, metadata = folder.read_model()
         order = metadata["layout"]
-        rows = [tuple(_number(v) for v in row.values()) for row in folder.client_rows()]
-        with (folder.path / "clients.csv").open() as file:
-            columns = tuple(file.readline().strip().split(","))
+        columns, rows = folder.client_table()
         return cls(
             theta=torch.cat([parameters[name].reshape(-1) for name in order]),
             layout=tuple((name, parameters[name].shape) for name in order),
@@ -94,8 +92,8 @@ class RunResult:
             client_rows=rows,
             columns=columns,
             config=config,
-            clients=json.loads((folder.path / "clients.json").read_text()),
-            environment=json.loads((folder.path / "env.json").read_text()),
+            clients=json.loads((folder.path / "clients.json").read_text(encoding="utf-8")),
+            environment=json.loads((folder.path / "env.json").read_text(encoding="utf-8")),
             model_spec=metadata.get("model"),
         )
 
@@ -103,9 +101,3 @@ class RunResult:
 def model_metadata(layout: Layout, model_spec: dict[str, Any] | None) -> dict[str, Any]:
     """Return what a model file needs beside its tensors: their order, and how to build the module."""
     return {"layout": [name for name, _ in layout], "model": model_spec}
-
-
-def _number(text: str) -> float | int | None:
-    if text == "":
-        return None
-    return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -6,20 +6,33 @@ import csv
 import errno
 import io
 import json
+import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 CLIENT_COLUMNS = ("round", "client", "n", "loss_before", "loss_after", "accuracy")
 ClientRow = tuple[Any, ...]
+UNFINISHED = 10**9  # the round of a half-written line: later than any other
+SAFETENSORS_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class RunFolder:
@@ -35,15 +48,18 @@ class RunFolder:
         environment: Mapping[str, Any],
         columns: Sequence[str],
     ) -> None:
-        """Write what is known before the first round."""
+        """Write what is known before the first round; whatever an earlier run left here is gone first."""
         with clear_disk_errors(self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            for left_over in ("checkpoint/checkpoint.json", "summary.json", "model.safetensors"):
+                (self.path / left_over).unlink(missing_ok=True)
+            for tensor_file in (self.path / "checkpoint").glob("state-*"):
+                tensor_file.unlink()
             write_atomically(self.path / "config.toml", toml_text(config))
             write_atomically(self.path / "clients.json", json_text(list(clients)))
             write_atomically(self.path / "env.json", json_text(environment))
             write_atomically(self.path / "metrics.jsonl", "")
             write_atomically(self.path / "clients.csv", ",".join(columns) + "\n")
-            (self.path / "summary.json").unlink(missing_ok=True)
 
     def append(self, record: Mapping[str, Any], rows: Sequence[ClientRow]) -> None:
         """Add one round's line and its clients' rows; they are with the operating system when this returns."""
@@ -53,15 +69,24 @@ class RunFolder:
             with (self.path / "clients.csv").open("a") as file:
                 file.write(table.getvalue())
             with (self.path / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(_strict(record), allow_nan=False) + "\n")
+
+    def settle(self) -> None:
+        """Return when every line is on the disk itself: a checkpoint must never know more than the lines before it."""
+        with clear_disk_errors(self.path):
+            for name in ("clients.csv", "metrics.jsonl"):
+                with (self.path / name).open("rb") as file:
+                    os.fsync(file.fileno())
 
     def cut_back(self, n_rounds: int) -> None:
-        """Forget the lines of rounds that are to be played again, and any half-written line."""
-        for name, first in (("metrics.jsonl", 0), ("clients.csv", 1)):
-            path = self.path / name
-            lines = path.read_text().splitlines(keepends=True)
-            kept = lines[:first] + [line for line in lines[first:] if _round_of(line) < n_rounds]
-            write_atomically(path, "".join(kept))
+        """Go back to the first rounds: forget later lines, any half-written one, and that the run had ended."""
+        with clear_disk_errors(self.path):
+            (self.path / "summary.json").unlink(missing_ok=True)
+            for name, first in (("metrics.jsonl", 0), ("clients.csv", 1)):
+                path = self.path / name
+                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                kept = lines[:first] + [line for line in lines[first:] if _round_of(line) < n_rounds]
+                write_atomically(path, "".join(kept))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary: its presence says that the run is over."""
@@ -81,42 +106,66 @@ class RunFolder:
         path = self.path / "config.toml"
         if not path.is_file():
             raise FileNotFoundError(f"{self.path} is no run folder: it has no config.toml.")
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the complete lines of metrics.jsonl."""
-        lines = (self.path / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines if _round_of(line) > -2]
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if _round_of(line) < UNFINISHED]
 
-    def client_rows(self) -> list[dict[str, str]]:
-        """Return the rows of clients.csv by column name."""
-        with (self.path / "clients.csv").open() as file:
-            return list(csv.DictReader(file))
+    def client_table(self) -> tuple[tuple[str, ...], list[ClientRow]]:
+        """Return the columns and the complete rows of clients.csv; None where nothing was measured."""
+        lines = (self.path / "clients.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+        rows = csv.reader(line for line in lines[1:] if _round_of(line) < UNFINISHED)
+        return tuple(lines[0].strip().split(",")), [tuple(_number(cell) for cell in row) for row in rows]
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary, or None while the run is not over."""
         path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file as a whole: a reader sees the old text or the new one, never half of it."""
-    scratch = path.with_name(path.name + ".new")
-    with scratch.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    with _replacement(path) as file:
+        file.write(text.encode())
 
 
 def save_tensors(path: Path, named: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Replace the file by one that holds the tensors and the metadata, as a whole."""
+    """Replace the file by one that holds the tensors and the metadata, as a whole.
+
+    The format is safetensors. Its own writer takes a second copy of all tensors in memory, leaves files behind when it
+    is killed and hides the disk's error; tensors are written one by one here, the wide types first so that all align.
+    """
+    order = sorted(named, key=lambda name: (-named[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"dqnfed": json.dumps(metadata)}}
+    end = 0
+    for name in order:
+        start, end = end, end + named[name].numel() * named[name].element_size()
+        facts = {"dtype": SAFETENSORS_TYPES[named[name].dtype], "shape": list(named[name].shape)}
+        header[name] = {**facts, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with _replacement(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            flat = named[name].detach().to("cpu").contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().data)
+
+
+@contextmanager
+def _replacement(path: Path) -> Iterator[BinaryIO]:
+    """Give a scratch file that takes the path's place once it is whole and on the disk, or vanishes on an error."""
     scratch = path.with_name(path.name + ".new")
-    apart = {name: t.detach().to("cpu").contiguous().clone() for name, t in named.items()}
-    save_file(apart, scratch, metadata={"dqnfed": json.dumps(metadata)})
-    with scratch.open("rb") as file:
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with scratch.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -133,7 +182,7 @@ def clear_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
             raise
         raise OSError(
             error.errno,
@@ -143,51 +192,66 @@ def clear_disk_errors(folder: Path) -> Iterator[None]:
 
 
 def json_text(value: Any) -> str:
-    return json.dumps(value, indent=2) + "\n"
+    """Return the value as JSON that every reader accepts: numbers that are not finite become null."""
+    return json.dumps(_strict(value), indent=2, allow_nan=False) + "\n"
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def toml_text(config: Mapping[str, Any]) -> str:
     """Return the config as TOML; None is left out, which reads back as the default."""
-    plain = [f"{key} = {_toml_value(v)}" for key, v in config.items() if v is not None and not isinstance(v, Mapping)]
-    blocks = [_toml_block(key, v) for key, v in config.items() if isinstance(v, Mapping)]
-    return "\n".join([*plain, *(block for block in blocks if block)]) + "\n"
+    blocks = [_toml_block(_toml_key(key), v) for key, v in config.items() if isinstance(v, Mapping)]
+    return "\n".join([*_toml_lines(config), *(block for block in blocks if block)]) + "\n"
+
+
+def _toml_lines(block: Mapping[str, Any]) -> list[str]:
+    plain = {key: value for key, value in block.items() if value is not None and not isinstance(value, Mapping)}
+    return [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
 
 
 def _toml_block(path: str, block: Mapping[str, Any]) -> str:
-    plain = [
-        f"{_toml_key(k)} = {_toml_value(v)}" for k, v in block.items() if v is not None and not isinstance(v, Mapping)
-    ]
+    plain = _toml_lines(block)
     nested = [_toml_block(f"{path}.{_toml_key(k)}", v) for k, v in block.items() if isinstance(v, Mapping)]
     head = [f"\n[{path}]", *plain] if plain or not nested else []
     return "\n".join([*head, *(part for part in nested if part)])
 
 
 def _toml_key(key: str) -> str:
-    return key if key.replace("-", "").replace("_", "").isalnum() else json.dumps(key)
+    is_bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if is_bare else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return repr(value)
+        return repr(float(value))  # NumPy's own repr names its type
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON may leave DEL as it is
     if isinstance(value, Sequence):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
     raise TypeError(f"a config value must be a number, text, truth value or list, but is {value!r}.")
 
 
 def _round_of(line: str) -> int:
-    """Return the round of a metrics or clients line; a half-written one counts as never finished."""
-    if not line.endswith(("\n", "}")):
-        return 10**9
-    try:
-        return int(json.loads(line)["round"]) if line.startswith("{") else int(line.split(",", 1)[0])
-    except (ValueError, KeyError):
-        return 10**9
+    """Return the round of a metrics or clients line, which ends when its newline is written."""
+    if not line.endswith("\n"):
+        return UNFINISHED
+    return int(json.loads(line)["round"]) if line.startswith("{") else int(line.split(",", 1)[0])
+
+
+def _number(text: str) -> float | int | None:
+    if text == "":
+        return None
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def environment(command: str, device: str) -> dict[str, Any]:

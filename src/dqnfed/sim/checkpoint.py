@@ -4,50 +4,55 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.run_folder import json_text, load_tensors, save_tensors, write_atomically
+from dqnfed.core.run_folder import clear_disk_errors, json_text, load_tensors, save_tensors, write_atomically
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors
-from dqnfed.sim.state import State
+from dqnfed.sim.state import Record, State
 
 
-def save_checkpoint(folder: Path, state: State) -> None:
+def save_checkpoint(folder: Path, state: State, identity: Record) -> None:
     """Write the state; the small JSON file is replaced last, so a kill leaves the previous checkpoint in force."""
-    folder.mkdir(parents=True, exist_ok=True)
     named = named_tensors(state.server, "server.")
     named["losses"] = state.losses
     named["memory_row_of"] = state.memory.row_of
     if state.memory.rows is not None:
         named.update(named_tensors(state.memory.rows, "memory."))
     tensor_file = f"state-{state.round}.safetensors"
-    save_tensors(folder / tensor_file, named, {"round": state.round})
-    facts = {"round": state.round, "tensors": tensor_file, "totals": state.totals, "rho": [state.rho_sum, state.rho_n]}
-    write_atomically(
-        folder / "checkpoint.json",
-        json_text(
-            {
-                **facts,
-                "n_dropped": state.n_dropped,
-                "n_clipped": state.n_clipped,
-                "start": state.start,
-                "stopped": state.stopped,
-            }
-        ),
-    )
-    for old in folder.glob("state-*.safetensors"):
-        if old.name != tensor_file:
-            old.unlink()
+    facts = {
+        "identity": identity,
+        "round": state.round,
+        "tensors": tensor_file,
+        "totals": state.totals,
+        "rho": [state.rho_sum, state.rho_n],
+        "n_dropped": state.n_dropped,
+        "n_clipped": state.n_clipped,
+        "start": state.start,
+        "stopped": state.stopped,
+    }
+    with clear_disk_errors(folder.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(folder / tensor_file, named, {"round": state.round})
+        write_atomically(folder / "checkpoint.json", json_text(facts))
+        for old in folder.glob("state-*"):
+            if old.name != tensor_file:
+                old.unlink()
 
 
-def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm) -> bool:
+def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identity: Record) -> bool:
     """Fill the state from the folder; return False where there is no checkpoint yet."""
     facts_file = folder / "checkpoint.json"
     if not facts_file.is_file():
         return False
-    facts: dict[str, Any] = json.loads(facts_file.read_text())
+    facts: Record = json.loads(facts_file.read_text(encoding="utf-8"))
+    for name, begun in facts["identity"].items():
+        if begun != identity[name]:
+            raise ValueError(
+                f"the run in {folder.parent} was begun with {name} {begun}, but is to be resumed with {identity[name]}; "
+                "resume it as it was begun, or begin a new run in another folder."
+            )
     named, _ = load_tensors(folder / facts["tensors"])
     device = state.server.theta.device
 

@@ -78,11 +78,13 @@ def run(
         policy or Policy(),
         Feed(federation, problem, prepared, seed),
     )
+    if resume and out is None:
+        raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
     settings = dict(config) if config is not None else _plain_config(setup, participation)
     folder = RunFolder(Path(out)) if out is not None else None
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
-    if resume and folder is not None and load_checkpoint(folder.path / "checkpoint", state, prepared):
+    if resume and folder is not None and load_checkpoint(folder.path / "checkpoint", state, prepared, _identity(setup)):
         journal.reopen(state.round)
         logger.info("resuming after round %d", state.round - 1)
     else:
@@ -98,11 +100,11 @@ def run(
             for observer in observers:
                 observer.round(record)
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
-                save_checkpoint(folder.path / "checkpoint", state)
+                _save(folder, setup, state)
                 last_saved = time.monotonic()
-    if folder is not None:
-        save_checkpoint(folder.path / "checkpoint", state)
-    result = finished(setup, state, journal, settings)
+        if folder is not None:
+            _save(folder, setup, state)
+        result = finished(setup, state, journal, settings)
     for observer in observers:
         observer.end(result.summary)
     return result
@@ -136,6 +138,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
 
+    at_start = state.server
     for _phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
         memory = state.memory.get(clients, tasks)
@@ -143,7 +146,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         notes["bytes_up"] += algorithm.uplink_bits(updates) * len(clients) // 8
         notes["bytes_down"] += message_bits(sent) * len(clients) // 8
         notes["passes"] += algorithm.passes(sent) * len(clients)
-        step = answered_step(setup, state, updates, memory, clients, notes)
+        step = answered_step(setup, state, updates, memory, clients, notes) or ServerStep(at_start, Status.HOLD)
         state.server = step.server
         notes["diagnostics"].update(step.diagnostics)
         if step.status is not Status.AGAIN:
@@ -171,8 +174,8 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
 
 def answered_step(
     setup: Setup, state: State, updates: Any, memory: Any, clients: Tensor, notes: Record
-) -> ServerStep[Any]:
-    """Screen the answers, keep the memories of those that pass, and return the server's step; nobody left: hold."""
+) -> ServerStep[Any] | None:
+    """Screen the answers, keep the memories of those that pass, return the server's step; None: too few are left."""
     algorithm, policy = setup.algorithm, setup.policy
     found = screen(updates, policy, algorithm.scales, algorithm.optional)
     for k, why in found.dropped:
@@ -182,15 +185,17 @@ def answered_step(
                 f"client {client} sent an update that is not finite in round {state.round}, and "
                 '`policy.on_nonfinite` is "fail"; "drop" goes on without it.'
             )
-        logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
-        notes["dropped"].append({"client": client, "why": why})
+        fault = {"client": client, "why": why}
+        if fault not in notes["dropped"]:  # a later phase may find the same client at fault again
+            logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
+            notes["dropped"].append(fault)
     kept = clients[found.kept]
     for k, factor in zip(kept.tolist(), found.factors.tolist(), strict=True):
         if factor < 1:
             logger.info("round %d: client %d clipped by the factor %.3g", state.round, k, factor)
             notes["clipped"].append({"client": k, "factor": factor})
     if len(kept) < policy.min_replies:
-        return ServerStep(state.server, Status.HOLD, {})
+        return None
     state.memory.put(kept, memory if len(kept) == len(clients) else gather(memory, found.kept))
     cohort = Cohort(kept, setup.federation.n_examples[kept], setup.federation.n_clients, state.round)
     return algorithm.server_step(state.server, screened_updates(updates, found, algorithm.scales), cohort)
@@ -229,7 +234,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         layout=problem.layout,
         summary=summary,
         history=journal.history,
-        client_rows=journal.rows,
+        client_rows=journal.all_rows(),
         columns=model_columns(setup),
         config=settings,
         clients=journal.clients,
@@ -258,6 +263,22 @@ def interrupt_flag() -> Iterator[threading.Event]:
         yield flag
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def _save(folder: RunFolder, setup: Setup, state: State) -> None:
+    folder.settle()
+    save_checkpoint(folder.path / "checkpoint", state, _identity(setup))
+
+
+def _identity(setup: Setup) -> Record:
+    """Return what must be the same when a run goes on."""
+    return {
+        "algorithm": type(setup.algorithm).__name__,
+        "seed": setup.seed,
+        "clients": setup.federation.n_clients,
+        "parameters": setup.problem.n_parameters,
+        "clients a round": setup.cohort_size,
+    }
 
 
 def _is_due(setup: Setup, round: int) -> bool:

@@ -35,8 +35,8 @@ class Journal:
         assert self.folder is not None
         self.folder.cut_back(n_rounds)
         self.history = self.folder.metrics()
-        self.clients = json.loads((self.folder.path / "clients.json").read_text())
-        self.environment = json.loads((self.folder.path / "env.json").read_text())
+        self.clients = json.loads((self.folder.path / "clients.json").read_text(encoding="utf-8"))
+        self.environment = json.loads((self.folder.path / "env.json").read_text(encoding="utf-8"))
 
     def add(self, record: Record, rows: list[ClientRow]) -> None:
         """Write down one round."""
@@ -45,6 +45,10 @@ class Journal:
             self.folder.append(record, rows)
         else:
             self.rows.extend(rows)
+
+    def all_rows(self) -> list[ClientRow]:
+        """Return the clients' rows of all rounds; those of a long run wait on disk until they are asked for."""
+        return self.rows if self.folder is None else self.folder.client_table()[1]
 
 
 def described_clients(federation: Federation) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -37,7 +39,7 @@ def measured(
         state.losses = judge(problem, state.server.theta, federation.train, everyone, with_score=False).loss
         record["train_loss"] = {"mean": float(state.losses.mean()), "max": float(state.losses.max())}
         scores = all_scores(setup, state)
-        summaries = {name: fairness_summary(s, weights=federation.n_examples) for name, s in scores.items()}
+        summaries = {name: score_summary(s, federation.n_examples) for name, s in scores.items()}
         record["accuracy"] = next(iter(summaries.values()))
         if len(summaries) > 1:
             record["models"] = {name: summaries[name] for name in list(summaries)[1:]}
@@ -51,9 +53,17 @@ def measured(
     started = dict(zip(clients.tolist(), before.tolist(), strict=True)) if before is not None else {}
     rows: list[ClientRow] = []
     for c in everyone.tolist() if evaluate_all else clients.tolist() if before is not None else []:
-        columns = [float(s[c]) for s in scores.values()] or [None] * len(model_columns(setup)[5:])
+        columns: list[float | None] = [float(s[c]) for s in scores.values()]
+        columns = columns or [None] * len(model_columns(setup)[5:])
         rows.append((state.round, c, int(federation.n_examples[c]), started.get(c), float(state.losses[c]), *columns))
     return record, rows
+
+
+def score_summary(scores: Tensor, n_examples: Tensor) -> dict[str, float]:
+    """Return how evenly the clients are served; NaN throughout when some client's score is not a number."""
+    if bool(torch.isfinite(scores).all()):
+        return fairness_summary(scores, weights=n_examples)
+    return dict.fromkeys(fairness_summary(torch.ones(1)), math.nan)
 
 
 def all_scores(setup: Setup, state: State) -> dict[str, Tensor]:

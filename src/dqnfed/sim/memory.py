@@ -20,6 +20,7 @@ class MemoryStore:
         self._algorithm, self._problem = algorithm, problem
         self.row_of = torch.full((n_clients,), -1)
         self.rows: Any = None
+        self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)
 
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
@@ -44,9 +45,11 @@ class MemoryStore:
             order = torch.empty_like(clients)
             order[self.row_of[clients]] = torch.arange(len(clients))
             in_place = bool((order == torch.arange(len(order))).all())
-            self.rows = memory if in_place else gather(memory, order)
+            self.rows, self._is_shared = (memory, True) if in_place else (gather(memory, order), False)
             return
         if bool(known.any()):
+            if self._is_shared:
+                self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
             index, chosen = self.row_of[clients[known]], known.nonzero().flatten()
 
             def overwrite(mine: Tensor, theirs: Tensor) -> Tensor:
@@ -59,9 +62,11 @@ class MemoryStore:
             self.row_of[clients[newcomers]] = torch.arange(n_before, n_before + len(newcomers))
             fresh = map_tensors(Tensor.clone, memory) if bool((~known).all()) else gather(memory, newcomers)
             self.rows = fresh if self.rows is None else concatenated([self.rows, fresh])
+            self._is_shared = False
 
     def _stored(self, index: Tensor) -> Any:
         whole = len(index) == n_rows(self.rows) and bool((index == torch.arange(len(index))).all())
+        self._is_shared |= whole
         return self.rows if whole else gather(self.rows, index)
 
     def _fresh(self, tasks: Task) -> Any:
