@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from dqnfed.report import sections
+from dqnfed.report import html_tables, sections
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
@@ -63,7 +63,6 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str | None = None) -
 
 def page(content: Content, *, policy: str = OFFLINE_POLICY, scripts: Sequence[str] = SCRIPTS) -> str:
     """Return the whole page as HTML."""
-    folders = f"{content.n_folders} run folder{'' if content.n_folders == 1 else 's'}"
     return Template(asset("page.html")).substitute(
         policy=escape(policy),
         title=escape(content.title),
@@ -73,7 +72,7 @@ def page(content: Content, *, policy: str = OFFLINE_POLICY, scripts: Sequence[st
         problems=sections.problems_html(content.problems),
         articles="\n".join(article(experiment, i) for i, experiment in enumerate(content.experiments)),
         version=escape(_version()),
-        folders=folders,
+        folders=sections.count(content.n_folders, "run folder"),
         time=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         data=packed(payload(content.experiments)),
         script="\n".join(asset(name) for name in scripts),
@@ -112,14 +111,14 @@ def _tables(experiment: Experiment) -> dict[str, str]:
     score = f"Test {experiment.score}"
     return {
         "findings": f'<p class="lead">{escape(sections.findings(experiment))}</p>',
-        "equal": sections.fairness_html(
+        "equal": html_tables.fairness_html(
             tabulate(experiment, columns=PAGE_COLUMNS), caption=f"{score} over clients{seeds}."
         ),
-        "size": sections.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}."),
-        "significance": sections.significance_html(experiment),
-        "paper": sections.paper_html(experiment),
-        "groups": sections.groups_html(experiment),
-        "classes": sections.classes_html(experiment),
+        "size": html_tables.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}."),
+        "significance": html_tables.significance_html(experiment),
+        "paper": html_tables.paper_html(experiment),
+        "groups": html_tables.groups_html(experiment),
+        "classes": html_tables.classes_html(experiment),
     }
 
 

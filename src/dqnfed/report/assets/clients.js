@@ -1,4 +1,5 @@
 const ROWS_PER_PAGE = 50;
+const BIGGEST_FIRST = ["train", "skew"];
 
 /** The client table of one experiment: who is failed, and what is special about their data. */
 class ClientTable {
@@ -8,6 +9,7 @@ class ClientTable {
     this.state = { seed: 0, method: data.focus, other: otherMethod(data), text: "", group: "", label: "", worst: false, sort: "accuracy", down: false, page: 0, open: null };
     for (const [name, key] of [["seed", "seed"], ["method", "method"], ["other", "other"]]) this.listen(name, "change", (value) => ({ [key]: Number(value) }));
     for (const name of ["group", "label"]) this.listen(name, "change", (value) => ({ [name]: value }));
+    this.listen("sort", "change", (value) => ({ sort: value, down: BIGGEST_FIRST.includes(value) }));
     this.listen("search", "input", (value) => ({ text: value.trim().toLowerCase() }));
     this.part("worst").addEventListener("change", (event) => this.change({ worst: event.target.checked }));
     this.part("before").addEventListener("click", () => this.change({ page: this.state.page - 1 }, true));
@@ -20,7 +22,7 @@ class ClientTable {
       const button = event.target.closest("button[data-sort]");
       if (!button) return;
       const key = button.dataset.sort;
-      this.change({ sort: key, down: this.state.sort === key ? !this.state.down : ["train", "skew"].includes(key) });
+      this.change({ sort: key, down: this.state.sort === key ? !this.state.down : BIGGEST_FIRST.includes(key) });
       this.part("head").querySelector(`button[data-sort="${key}"]`).focus();
     });
     this.update(data, slots);
@@ -106,8 +108,9 @@ class ClientTable {
     const from = state.page * ROWS_PER_PAGE;
     const shown = kept.slice(from, from + ROWS_PER_PAGE);
     this.part("head").replaceChildren(html("tr", {}, ...columns.map(([key, title, side]) => html("th", {
-      scope: "col", class: side, "aria-sort": state.sort === key ? (state.down ? "descending" : "ascending") : null,
+      scope: "col", class: side, "data-column": key, "aria-sort": state.sort === key ? (state.down ? "descending" : "ascending") : null,
     }, html("button", { type: "button", "data-sort": key }, title)))));
+    fill(this.part("sort"), columns.map(([key, title]) => [key, title]), state.sort);
     this.part("body").replaceChildren(...shown.map((row) => this.line(row, columns)));
     this.part("count").textContent = kept.length
       ? `${decimals(from + 1, 0)}–${decimals(from + shown.length, 0)} of ${decimals(kept.length, 0)} clients`
@@ -131,7 +134,7 @@ class ClientTable {
       other: () => (known(r.other) ? decimals(r.other, 1) : "–"),
       gap: () => (known(r.gap) ? html("span", { class: r.gap >= 0 ? "gain" : "loss" }, `${r.gap >= 0 ? "+" : "−"}${decimals(Math.abs(r.gap), 1)}`) : "–"),
     };
-    return html("tr", { class: state.open === r.row ? "chosen" : null }, ...columns.map(([key, , side]) => html("td", { class: side }, cells[key]())));
+    return html("tr", { class: state.open === r.row ? "chosen" : null }, ...columns.map(([key, , side]) => html("td", { class: side, "data-column": key }, cells[key]())));
   }
 
   open(row) {
