@@ -8,6 +8,8 @@ from dqnfed.algorithms.afl import AFL
 from dqnfed.algorithms.disco import DiSCO
 from dqnfed.algorithms.distributed_newton import DistributedNewton
 from dqnfed.algorithms.ditto import Ditto
+from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.dqn_fed_literal import DQNFedLiteral
 from dqnfed.algorithms.fedadam import FedAdam
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedfa import FedFa
@@ -29,11 +31,15 @@ from dqnfed.algorithms.newton import Newton
 from dqnfed.algorithms.q_fednew import QFedNew
 from dqnfed.algorithms.qffl import QFFL
 from dqnfed.algorithms.scaffold import Scaffold
+from dqnfed.algorithms.server_lbfgs import ServerLBFGS
 from dqnfed.algorithms.shed import SHED
 from dqnfed.algorithms.term import TERM
 from dqnfed.core.algorithm import AnyAlgorithm
 
 REGISTRY: dict[str, type[AnyAlgorithm]] = {
+    "dqn-fed": DQNFed,
+    "dqn-fed-literal": DQNFedLiteral,
+    "server-lbfgs": ServerLBFGS,
     "fedavg": FedAvg,
     "ditto": Ditto,
     "fedprox": FedProx,

@@ -135,8 +135,11 @@ def tilted_problem(problem: Problem, tilt: float) -> Problem:
 
 
 def tilted_mean(values: Tensor, real: Tensor, tilt: float) -> Tensor:
-    """Return log(mean exp(tilt v)) / tilt over the real values; zero where there are none."""
-    exponents = torch.where(real, tilt * values, -inf)
-    # a batch of no examples is not used, but its gradient must stay finite
-    exponents = torch.where(real.any(), exponents, 0.0)
-    return (torch.logsumexp(exponents, dim=0) - real.sum().clamp(min=1).log()) / tilt
+    """Return log(mean exp(tilt v)) / tilt over the real values, accurate for tiny tilts too; zero where there are none.
+
+    With the largest exponent s it is (s + log(1 + mean(exp(tilt v - s) - 1))) / tilt: nothing overflows or cancels.
+    """
+    exponents = tilt * values
+    largest = torch.where(real.any(), torch.where(real, exponents, -inf).amax().detach(), 0.0)
+    excess = torch.expm1(torch.where(real, exponents - largest, 0.0)).sum() / real.sum().clamp(min=1)
+    return (largest + torch.log1p(excess)) / tilt

@@ -173,7 +173,8 @@ class Problem:
 
 
 def fill_module(module: nn.Module, parameters: dict[str, Tensor]) -> None:
-    """Copy the named parameters into the module."""
+    """Copy the named parameters into the module, which must have these and no others."""
+    more = parameters.keys() - dict(module.named_parameters()).keys()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name not in parameters:
@@ -184,6 +185,8 @@ def fill_module(module: nn.Module, parameters: dict[str, Tensor]) -> None:
                     f"{tuple(parameters[name].shape)} in the saved model; build the module as it was trained."
                 )
             parameter.copy_(parameters[name])
+    if more:
+        raise ValueError(f"the saved model has more parameters than the module: {', '.join(map(repr, sorted(more)))}.")
 
 
 def _refuse_mixed_examples(module: nn.Module) -> None:

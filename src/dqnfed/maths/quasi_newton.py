@@ -98,6 +98,17 @@ def damped(s: Tensor, y: Tensor, gam: Tensor, has_pair: Tensor, *, threshold: fl
     return torch.where(too_flat, phi * y + (1.0 - phi) * s / gam, y)
 
 
+def remembered(pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
+    """Return the memory with (s, y) added, y damped against the newest pair; an uncurved pair is skipped."""
+    return push_pair(pairs, s, damped(s, y, scale(pairs), pairs.n_pairs > 0))
+
+
+def no_pairs(theta: Tensor) -> Pairs:
+    """Return the memory that holds nothing and takes no room: the identity metric."""
+    empty = theta.new_zeros(0, len(theta))
+    return Pairs(empty, empty.clone(), torch.zeros((), dtype=torch.int64, device=theta.device))
+
+
 def lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
     """Return g'Hg, H the limited-memory inverse BFGS matrix with H0 = gam I: positive for every g but zero.
 

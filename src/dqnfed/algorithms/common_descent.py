@@ -1,0 +1,428 @@
+"""One step that lowers every participant's loss: the server and the messages of DQN-Fed and AdaFed.
+
+What the two methods differ in is where client k's rate comes from; the rest, from the gradients to the length of the
+step, is here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad, grad_and_value
+
+from dqnfed.algorithms.common_descent_messages import (
+    First,
+    LocalUpdate,
+    Memory,
+    Model,
+    Models,
+    Probe,
+    ProbeUpdate,
+    Search,
+    Server,
+    Trial,
+    TrialUpdate,
+    Update,
+)
+from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_choice, check_range
+from dqnfed.core.local_work import local_sgd
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths import step_length
+from dqnfed.maths.directions import DEAD, at_least_weights, compatible_rows, mean_step, rate_matching_weights
+from dqnfed.maths.quasi_newton import (
+    Pairs,
+    compact_inverse,
+    empty_pairs,
+    memory_products,
+    metric_combination,
+    metric_gramian,
+    no_pairs,
+    probe_length,
+    remembered,
+    secant_curvature,
+)
+
+FloatArray = NDArray[np.float64]
+STEPS = ("auto", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
+MAX_HALVINGS = 40
+PROBING = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonDescent(Algorithm[Server, Memory, Update]):
+    r"""A method whose server takes the shortest step u with g_k'u >= d_k (or = d_k), rates d_k from the clients.
+
+    Subclasses say what a client's rate is (`rate`) and what it learns from a secant pair (`learnt_pairs`).
+    """
+
+    Server: ClassVar[type] = Server
+    Memory: ClassVar[type] = Memory
+    Sent: ClassVar[tuple[type, ...]] = (First, Model, Models, Probe, Trial)
+    Update: ClassVar[tuple[type, ...]] = (Update, LocalUpdate, ProbeUpdate, TrialUpdate)
+    scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "loss", "gradient_change")
+    optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature")
+
+    local: str = "auto"  # gradient | sgd | auto: gradient for one full-batch epoch, else sgd
+    constraint: str = "at-least"  # at-least | exactly
+    cap: bool = True  # rates at most 2 (f_k - floor); switch off if labels are noisy
+    metric: str = "auto"  # lbfgs | identity | auto: lbfgs when at least a quarter of the clients take part
+    metric_memory: int = 10  # pairs of the server's metric, >= 1
+    previous: str = "auto"  # kept | sent | auto: the model before is kept by clients if everybody takes part, else sent
+    step: str = "auto"  # curvature | line-search | match | fixed | diminishing | paper | auto: curvature, sgd: match
+    step_size: float = 1.0  # eta of fixed and diminishing; the multiple of FedAvg's length for match; > 0
+    growth: float = 2.0  # a step is at most this many times the last one, >= 1
+    ridge: float = 1e-6  # on the Gramian of the unit rows, >= 0
+    rate_bounds: float = 1000.0  # d_k/||g_k||^2 stays within this factor of the cohort's median, >= 1
+    drop_share: float = 0.0  # rows that may be dropped when they alone make a common descent impossible, in [0, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "local", ("auto", "gradient", "sgd"))
+        check_choice(self, "constraint", ("at-least", "exactly"))
+        check_choice(self, "metric", ("auto", "lbfgs", "identity"))
+        check_choice(self, "previous", ("auto", "kept", "sent"))
+        check_choice(self, "step", STEPS)
+        check_range(self, "metric_memory", low=1)
+        check_range(self, "step_size", low=0.0, open_low=True)
+        check_range(self, "growth", low=1.0)
+        check_range(self, "ridge", low=0.0)
+        check_range(self, "rate_bounds", low=1.0)
+        check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
+
+    @abstractmethod
+    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor, pairs: Pairs) -> Tensor:
+        """Return the decrease that the client asks for, [] and positive; NaN if it cannot say yet."""
+
+    def first_rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
+        """Return the decrease that the client asks for before any step was made."""
+        return self.rate(problem, task, theta, gradient, loss, no_pairs(theta))
+
+    def learnt_pairs(self, pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
+        """Return the client's pairs after a step s that changed its gradient by y; by default it learns nothing."""
+        return pairs
+
+    def empty_memory(self, theta: Tensor) -> Pairs:
+        """Return the client's pairs before it has any."""
+        return no_pairs(theta)
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        local, step, metric, previous = self.local, self.step, self.metric, self.previous
+        if local == "auto":
+            local = "gradient" if self.epochs == 1 and self.batch_size is None else "sgd"
+        if step == "auto":
+            step = "match" if local == "sgd" else "curvature"
+        if metric == "auto":
+            metric = "lbfgs" if local == "gradient" and 4 * cohort_size >= n_clients else "identity"
+        if previous == "auto":
+            previous = "kept" if cohort_size == n_clients else "sent"
+        name = type(self).__name__
+        if local == "sgd" and (step in ("curvature", "line-search") or metric == "lbfgs"):
+            raise ValueError(
+                f"{name}: an update of local SGD is no gradient, so step='{step}' and metric='{metric}' mean nothing "
+                "for it; use step='match' and metric='identity', or local='gradient'."
+            )
+        if local == "gradient" and step == "match":
+            raise ValueError(f"{name}: step='match' needs local='sgd', whose updates have a length of their own.")
+        if previous == "kept" and metric == "lbfgs" and cohort_size < n_clients:
+            raise ValueError(
+                f"{name}: the metric needs every participant's gradient at the model before, but previous='kept' and "
+                f"only {cohort_size} of {n_clients} clients take part; use previous='sent' or metric='identity'."
+            )
+        return replace(self, local=local, step=step, metric=metric, previous=previous)
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether clients keep the model they saw last and their gradient there."""
+        return self.local == "gradient" and self.previous == "kept"
+
+    @property
+    def seeks_length(self) -> bool:
+        """Whether the step's length comes from the clients' curvatures."""
+        return self.step in ("curvature", "line-search")
+
+    def init_server(self, problem: Problem, n_clients: int) -> Server:
+        theta = problem.theta0
+        n, none = len(theta), theta.new_zeros(0)
+        remembers = self.metric == "lbfgs" and self.keeps_model
+        searches = self.seeks_length
+        per_client = torch.zeros(n_clients if searches else 0, dtype=torch.float64)
+        metric = self.metric == "lbfgs"
+        return Server(
+            theta=theta.clone(),
+            theta_before=theta.clone(),
+            step_norm=torch.zeros((), dtype=torch.float64),
+            n_steps=torch.zeros((), dtype=torch.int64),
+            gradient_before=theta.new_zeros(n) if remembers else none,
+            answered_before=torch.zeros(n_clients if remembers else 0, dtype=torch.bool),
+            metric=empty_pairs(self.metric_memory, n, theta.dtype, theta.device) if metric else no_pairs(theta),
+            search=Search(
+                direction=theta.new_zeros(n) if searches else none,
+                gradient=theta.new_zeros(n) if searches else none,
+                losses=per_client,
+                slopes=per_client.clone(),
+                length=torch.zeros((), dtype=torch.float64),
+                trials=torch.zeros((), dtype=torch.int64),
+            ),
+        )
+
+    def init_memory(self, problem: Problem, task: Task) -> Memory:
+        theta = problem.theta0
+        kept = theta.new_zeros(len(theta) if self.keeps_model else 0)
+        return Memory(self.empty_memory(theta), kept, kept.clone(), torch.zeros((), dtype=torch.int64))
+
+    def send(self, server: Server) -> First | Model | Models | Probe | Trial:
+        trials = int(server.search.trials)
+        if trials:
+            candidate = server.theta - float(server.search.length) * server.search.direction
+            return Probe(server.theta, candidate) if trials == PROBING else Trial(candidate)
+        if int(server.n_steps) == 0:
+            return First(server.theta)
+        if self.keeps_model or self.local == "sgd":
+            return Model(server.theta)
+        return Models(server.theta, server.theta_before)
+
+    def passes(self, sent: Any) -> float:
+        if isinstance(sent, Trial):
+            return 0.5  # a forward pass
+        if isinstance(sent, Probe):
+            return 1.0 if self.keeps_model else 2.0
+        if self.local == "sgd":
+            return float(self.epochs)
+        return 2.0 if isinstance(sent, Models) else 1.0
+
+    def client_step(self, problem: Problem, task: Task, sent: Any, memory: Memory) -> tuple[Any, Memory]:
+        slope = grad(problem.loss)
+        if isinstance(sent, Trial):
+            return TrialUpdate(problem.loss(sent.theta, task)), memory
+        if isinstance(sent, Probe):
+            here = memory.gradient if self.keeps_model else slope(sent.theta, task)
+            change = slope(sent.nearby, task) - here
+            return ProbeUpdate(secant_curvature(sent.nearby - sent.theta, change)), memory
+        if self.local == "sgd":
+            local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+            return LocalUpdate(sent.theta - local), memory
+        gradient, loss = grad_and_value(problem.loss)(sent.theta, task)
+        pairs, curvature, change = memory.pairs, torch.full_like(loss, torch.nan), gradient.new_zeros(0)
+        if isinstance(sent, First):
+            rate = self.first_rate(problem, task, sent.theta, gradient, loss)
+        else:
+            if isinstance(sent, Models):
+                s, y = sent.theta - sent.theta_before, gradient - slope(sent.theta_before, task)
+                change = y if self.metric == "lbfgs" else change
+            else:
+                seen = memory.n_visits > 0  # a newcomer has no model before: its pair is zero and is skipped
+                s = torch.where(seen, sent.theta - memory.theta, 0.0)
+                y = torch.where(seen, gradient - memory.gradient, 0.0)
+            curvature = secant_curvature(s, y)
+            pairs = self.learnt_pairs(pairs, s, y)
+            rate = self.rate(problem, task, sent.theta, gradient, loss, pairs)
+        if self.cap:
+            rate = torch.minimum(rate, 2.0 * (loss - problem.loss_floor))
+        kept = (sent.theta, gradient) if self.keeps_model else (memory.theta, memory.gradient)
+        return Update(gradient, rate, curvature, loss, change), Memory(pairs, *kept, memory.n_visits + 1)
+
+    def server_step(self, server: Server, updates: Any, cohort: Cohort) -> ServerStep[Server]:
+        if isinstance(updates, TrialUpdate):
+            return self._tried(server, updates, cohort)
+        if isinstance(updates, ProbeUpdate):
+            return self._probed(server, updates, cohort)
+        metric = self._learnt_metric(server, updates, cohort)
+        G = updates.gradient
+        GG, GP = memory_products(G, metric)
+        inverse = compact_inverse(metric)
+        M = metric_gramian(GG, GP, inverse)
+        squares = np.diagonal(GG)
+        rates = squares if self.local == "sgd" else self._trusted_rates(updates.rate.double().cpu().numpy(), squares)
+        weights, n_dropped = self._weights(M, rates)
+        u = metric_combination(weights, G, GP, metric, inverse)
+        slopes = M @ weights
+        norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
+        if not np.isfinite(norm):
+            return self._stationary(server, cohort, {"infeasible": 1.0})
+        server = server._replace(metric=metric)
+        counted = squares > DEAD**2 * squares.max()
+        if n_dropped:
+            counted &= weights > 0
+        diagnostics = {
+            "active": float((weights != 0).sum()),
+            "worst_rate_met": float(np.min(slopes[counted] / rates[counted])) if norm > 0 else 0.0,
+        }
+        if n_dropped:
+            diagnostics["rows_dropped"] = float(n_dropped)
+        sought = self._sought(server, updates, cohort, u, slopes, counted)
+        if int(server.n_steps) == 0 and self.seeks_length and norm > 0:
+            length = float(probe_length(server.theta, u))
+            return ServerStep(_with_search(server, sought, length, PROBING), Status.AGAIN, diagnostics)
+        if self.seeks_length:
+            curvature = updates.curvature.double().cpu().numpy()
+            return self._lengthened(server, sought, curvature[counted], slopes[counted], norm, cohort, diagnostics)
+        return self._stepped(server, sought, self._free_length(updates, cohort, norm), norm, cohort, diagnostics)
+
+    def _learnt_metric(self, server: Server, updates: Any, cohort: Cohort) -> Pairs:
+        """Return the metric's pairs with this round's, where one is to be had."""
+        if self.metric == "identity" or int(server.n_steps) == 0:
+            return server.metric
+        if len(server.gradient_before):
+            same = bool(server.answered_before[cohort.clients].all()) and int(server.answered_before.sum()) == len(
+                cohort.clients
+            )
+            if not same:
+                return server.metric
+            change = mean_step(updates.gradient) - server.gradient_before
+        elif updates.gradient_change.shape[-1]:
+            change = mean_step(updates.gradient_change)
+        else:
+            return server.metric
+        return remembered(server.metric, server.theta - server.theta_before, change)
+
+    def _trusted_rates(self, rates: FloatArray, squares: FloatArray) -> FloatArray:
+        """Return the rates, unknown ones filled in, held to the cohort's median rate per squared gradient."""
+        per_square = rates / np.where(squares > 0, squares, 1.0)
+        known = np.isfinite(per_square) & (per_square > 0)
+        if not known.any():
+            return squares.copy()
+        median = float(np.median(per_square[known]))
+        bounded = np.clip(np.where(known, per_square, median), median / self.rate_bounds, median * self.rate_bounds)
+        return np.asarray(bounded * squares)
+
+    def _weights(self, M: FloatArray, rates: FloatArray) -> tuple[FloatArray, int]:
+        if self.constraint == "exactly":
+            return rate_matching_weights(M, rates, ridge=self.ridge), 0
+        found = at_least_weights(M, rates, ridge=self.ridge)
+        if found.feasible or self.drop_share == 0.0:
+            return found.weights, 0
+        kept = compatible_rows(M, rates, ridge=self.ridge, max_share=self.drop_share)
+        weights = np.zeros(len(rates))
+        weights[kept] = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge).weights
+        return weights, int((~kept).sum())
+
+    def _free_length(self, updates: Any, cohort: Cohort, norm: float) -> float:
+        """Return alpha under the rules that do not ask for curvature."""
+        if self.step == "paper":
+            return step_length.paper_length()
+        if self.step == "fixed":
+            return step_length.fixed_length(self.step_size, norm**2)
+        if self.step == "diminishing":
+            return step_length.diminishing_length(self.step_size, norm**2, cohort.round)
+        mean_norm = float(torch.linalg.vector_norm(mean_step(updates.gradient), dtype=torch.float64))
+        return step_length.match_length(norm, mean_norm, ratio=self.step_size)
+
+    def _lengthened(
+        self,
+        server: Server,
+        sought: Search,
+        curvature: FloatArray,
+        slopes: FloatArray,
+        norm: float,
+        cohort: Cohort,
+        diagnostics: dict[str, float],
+    ) -> ServerStep[Server]:
+        """Return the step whose length the clients' curvatures and the last step allow, or the search for it."""
+        previous = float(server.step_norm) if int(server.n_steps) else None
+        limit = step_length.growth_limit(norm, previous, growth=self.growth)
+        trusted = step_length.floored_curvature(curvature)
+        if np.isnan(trusted).all():
+            limit = min(limit, step_length.growth_limit(norm, previous, growth=1.0))  # nothing known: as long as before
+        alpha = step_length.curvature_length(slopes, trusted, norm**2)
+        if self.step == "curvature":
+            return self._stepped(server, sought, max(0.0, min(alpha, limit)), norm, cohort, diagnostics)
+        start = max(0.0, min(step_length.line_search_start(alpha), limit))
+        if start == 0.0:
+            return self._stationary(server, cohort, diagnostics)
+        return ServerStep(_with_search(server, sought, start, 1), Status.AGAIN, diagnostics)
+
+    def _stepped(
+        self,
+        server: Server,
+        sought: Search,
+        alpha: float,
+        norm: float,
+        cohort: Cohort,
+        diagnostics: dict[str, float],
+    ) -> ServerStep[Server]:
+        """Return the step of the given length, unless it is lost in the model's own size."""
+        diagnostics = {**diagnostics, "alpha": alpha, "step_norm": alpha * norm}
+        theta_norm = float(torch.linalg.vector_norm(server.theta, dtype=torch.float64))
+        if step_length.is_stationary(alpha, norm, theta_norm):
+            return self._stationary(server, cohort, diagnostics)
+        return ServerStep(self._moved(server, sought, alpha, alpha * norm, cohort), Status.NEXT, diagnostics)
+
+    def _moved(self, server: Server, sought: Search, alpha: float, norm: float, cohort: Cohort) -> Server:
+        answered = server.answered_before
+        if len(answered):
+            answered = torch.zeros_like(answered)
+            answered[cohort.clients] = True
+        return server._replace(
+            theta=server.theta - alpha * sought.direction,
+            theta_before=server.theta,
+            step_norm=torch.tensor(norm, dtype=torch.float64),
+            n_steps=server.n_steps + 1,
+            gradient_before=sought.gradient if len(server.gradient_before) else server.gradient_before,
+            answered_before=answered,
+            search=_idle(server.search),
+        )
+
+    def _stationary(self, server: Server, cohort: Cohort, diagnostics: dict[str, float]) -> ServerStep[Server]:
+        """No common descent is left for this cohort: the end if it is everybody, else a round without a step."""
+        server = server._replace(search=_idle(server.search))
+        if len(cohort.clients) == cohort.n_clients:
+            reason = "Pareto-stationary: no step lowers every client's loss"
+            return ServerStep(server, Status.STOP, diagnostics, reason)
+        return ServerStep(server, Status.HOLD, diagnostics)
+
+    def _sought(
+        self,
+        server: Server,
+        updates: Any,
+        cohort: Cohort,
+        u: Tensor,
+        slopes: FloatArray,
+        counted: NDArray[np.bool_],
+    ) -> Search:
+        """Return the step u with what the search for its length needs; clients that do not count have no slope."""
+        losses = torch.full_like(server.search.losses, torch.nan)
+        per_client = torch.full_like(losses, torch.nan)
+        if len(losses):
+            losses[cohort.clients] = updates.loss.double().cpu()
+            per_client[cohort.clients] = torch.from_numpy(np.where(counted, slopes, np.nan))
+        gradient = mean_step(updates.gradient) if len(server.gradient_before) else server.search.gradient
+        return server.search._replace(direction=u, gradient=gradient, losses=losses, slopes=per_client)
+
+    def _probed(self, server: Server, updates: ProbeUpdate, cohort: Cohort) -> ServerStep[Server]:
+        """Make the first step as long as the curvatures along it allow."""
+        search = server.search
+        slopes = search.slopes[cohort.clients].numpy()
+        counted = ~np.isnan(slopes)
+        curvature = updates.probed_curvature.double().cpu().numpy()
+        norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
+        return self._lengthened(server, search, curvature[counted], slopes[counted], norm, cohort, {})
+
+    def _tried(self, server: Server, updates: TrialUpdate, cohort: Cohort) -> ServerStep[Server]:
+        """Accept the candidate if everybody's loss fell enough, else halve the step."""
+        search, alpha = server.search, float(server.search.length)
+        slopes = search.slopes[cohort.clients].nan_to_num().numpy()
+        losses = search.losses[cohort.clients].numpy()
+        diagnostics = {"alpha": alpha, "trials": float(search.trials)}
+        if step_length.armijo_holds(losses, updates.trial_loss.double().cpu().numpy(), slopes, alpha):
+            norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
+            return self._stepped(server, search, alpha, norm, cohort, diagnostics)
+        if int(search.trials) > MAX_HALVINGS:
+            return self._stationary(server, cohort, diagnostics)
+        return ServerStep(_with_search(server, search, alpha / 2, int(search.trials) + 1), Status.AGAIN, diagnostics)
+
+
+def _with_search(server: Server, search: Search, length: float, trials: int) -> Server:
+    sought = search._replace(
+        length=torch.tensor(length, dtype=torch.float64), trials=torch.tensor(trials, dtype=torch.int64)
+    )
+    return server._replace(search=sought)
+
+
+def _idle(search: Search) -> Search:
+    return search._replace(trials=torch.zeros((), dtype=torch.int64))

@@ -1,0 +1,164 @@
+"""Server L-BFGS on the mean loss: the ablation that shows what DQN-Fed's fairness adds to its metric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths import step_length
+from dqnfed.maths.directions import mean_step
+from dqnfed.maths.quasi_newton import (
+    Pairs,
+    empty_pairs,
+    lbfgs_inverse_product,
+    probe_length,
+    remembered,
+    secant_curvature,
+)
+
+
+class Server(NamedTuple):
+    theta: Tensor  # [n]
+    theta_before: Tensor  # [n]
+    gradient_before: Tensor  # [n]  mean gradient of the last cohort, at theta_before
+    step_norm: Tensor  # []
+    n_steps: Tensor  # []
+    pairs: Pairs  # [m, n]
+    direction: Tensor  # [n]  of the first step, while its curvature is probed
+    probing: Tensor  # []
+
+
+class Models(NamedTuple):
+    """The model and the one before, for cohorts that change from round to round."""
+
+    theta: Tensor  # [n]
+    theta_before: Tensor  # [n]
+
+
+class Probe(NamedTuple):
+    """The model and a point close by along the first step."""
+
+    theta: Tensor  # [n]
+    nearby: Tensor  # [n]
+
+
+class Update(NamedTuple):
+    gradient: Tensor  # [n]
+    gradient_change: Tensor  # [n] or [0]
+
+
+class ProbeUpdate(NamedTuple):
+    gradient_change: Tensor  # [n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLBFGS(Algorithm[Server, Empty, Update]):
+    """L-BFGS on the cohort's mean loss, at the server (Liu & Nocedal 1989, with DQN-Fed's damping and step length).
+
+    Objective: the mean loss over clients; nothing is fair about it. Client: its full gradient (and, when the cohort
+    changes, the change of its gradient over the last step). Server: u = W^-1 mean_k g_k, W from `memory` damped secant
+    pairs of the mean loss; theta - alpha u with alpha = min(1, g'u / (c ||u||^2), growth), c the mean loss' own secant
+    curvature. Payload: n floats up; 2n when the cohort changes. Local epochs are not used.
+    """
+
+    Server: ClassVar[type] = Server
+    Sent: ClassVar[tuple[type, ...]] = (Theta, Models, Probe)
+    Update: ClassVar[tuple[type, ...]] = (Update, ProbeUpdate)
+    scales: ClassVar[tuple[str, ...]] = ("gradient", "gradient_change")
+
+    memory: int = 10  # pairs, >= 1
+    growth: float = 2.0  # a step is at most this many times the last one, >= 1
+    previous: str = "auto"  # kept | sent | auto: the server keeps the mean gradient if everybody takes part
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "memory", low=1)
+        check_range(self, "growth", low=1.0)
+        check_choice(self, "previous", ("auto", "kept", "sent"))
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        if self.previous != "auto":
+            return self
+        return replace(self, previous="kept" if cohort_size == n_clients else "sent")
+
+    def init_server(self, problem: Problem, n_clients: int) -> Server:
+        theta = problem.theta0
+        return Server(
+            theta=theta.clone(),
+            theta_before=theta.clone(),
+            gradient_before=torch.zeros_like(theta),
+            step_norm=torch.zeros((), dtype=torch.float64),
+            n_steps=torch.zeros((), dtype=torch.int64),
+            pairs=empty_pairs(self.memory, len(theta), theta.dtype, theta.device),
+            direction=torch.zeros_like(theta),
+            probing=torch.zeros((), dtype=torch.bool),
+        )
+
+    def send(self, server: Server) -> Theta | Models | Probe:
+        if bool(server.probing):
+            length = probe_length(server.theta, server.direction)
+            return Probe(server.theta, server.theta - length * server.direction)
+        if int(server.n_steps) == 0 or self.previous == "kept":
+            return Theta(server.theta)
+        return Models(server.theta, server.theta_before)
+
+    def passes(self, sent: Any) -> float:
+        return 1.0 if isinstance(sent, Theta) else 2.0
+
+    def client_step(self, problem: Problem, task: Task, sent: Any, memory: Empty) -> tuple[Any, Empty]:
+        slope = grad(problem.loss)
+        gradient = slope(sent.theta, task)
+        if isinstance(sent, Probe):
+            return ProbeUpdate(slope(sent.nearby, task) - gradient), memory
+        if isinstance(sent, Models):
+            return Update(gradient, gradient - slope(sent.theta_before, task)), memory
+        return Update(gradient, gradient.new_zeros(0)), memory
+
+    def server_step(self, server: Server, updates: Any, cohort: Cohort) -> ServerStep[Server]:
+        if isinstance(updates, ProbeUpdate):
+            length = probe_length(server.theta, server.direction)
+            change = mean_step(updates.gradient_change)
+            curvature = secant_curvature(-length * server.direction, change)
+            return self._moved(server, server.direction, server.gradient_before, float(curvature))
+        gradient = mean_step(updates.gradient)
+        if int(server.n_steps) == 0:
+            first = server._replace(
+                direction=gradient, gradient_before=gradient, probing=torch.ones((), dtype=torch.bool)
+            )
+            return ServerStep(first, Status.AGAIN)
+        s = server.theta - server.theta_before
+        kept = self.previous == "kept"
+        y = gradient - server.gradient_before if kept else mean_step(updates.gradient_change)
+        server = server._replace(pairs=remembered(server.pairs, s, y))
+        u = lbfgs_inverse_product(server.pairs, gradient)
+        return self._moved(server, u, gradient, float(secant_curvature(s, y)))
+
+    def _moved(self, server: Server, u: Tensor, gradient: Tensor, curvature: float) -> ServerStep[Server]:
+        norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
+        slope = float(gradient.double() @ u.double())
+        previous = float(server.step_norm) if int(server.n_steps) else None
+        largest = min(
+            1.0 if int(server.pairs.n_pairs) else np.inf, step_length.growth_limit(norm, previous, growth=self.growth)
+        )
+        alpha = step_length.curvature_length(np.array([slope]), np.array([abs(curvature)]), norm**2, largest=largest)
+        theta_norm = float(torch.linalg.vector_norm(server.theta, dtype=torch.float64))
+        moved = server._replace(
+            theta=server.theta - alpha * u,
+            theta_before=server.theta,
+            gradient_before=gradient,
+            step_norm=torch.tensor(alpha * norm, dtype=torch.float64),
+            n_steps=server.n_steps + 1,
+            probing=torch.zeros((), dtype=torch.bool),
+        )
+        diagnostics = {"alpha": alpha, "step_norm": alpha * norm}
+        if step_length.is_stationary(alpha, norm, theta_norm):
+            held = server._replace(probing=torch.zeros((), dtype=torch.bool))
+            return ServerStep(held, Status.HOLD, diagnostics)
+        return ServerStep(moved, Status.NEXT, diagnostics)
