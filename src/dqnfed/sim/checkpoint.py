@@ -50,7 +50,7 @@ def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identit
     for name, begun in facts["identity"].items():
         if begun != identity[name]:
             raise ValueError(
-                f"the run in {folder.parent} was begun with {name} {begun}, but is to be resumed with {identity[name]}; "
+                f"the run in {folder.parent} was begun with {name} {begun} and cannot go on with {identity[name]}; "
                 "resume it as it was begun, or begin a new run in another folder."
             )
     named, _ = load_tensors(folder / facts["tensors"])
