@@ -37,11 +37,12 @@ def read_libsvm(folder: Path, name: str) -> RawData:
     )
 
 
-def parsed_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def parsed_file(path: Path, dtype: type[np.floating] = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Return the dense features and the labels of one file; a gap of 1e-12 needs them in float64."""
     from sklearn.datasets import load_svmlight_file
 
     try:
-        features, labels = load_svmlight_file(str(path), dtype=np.float32, zero_based=False)
+        features, labels = load_svmlight_file(str(path), dtype=dtype, zero_based=False)
     except (ValueError, OverflowError) as error:
         raise DataError(f"{path} is not LIBSVM text, 'label index:value ...' with indices from 1 ({error}).") from error
     if len(labels) == 0:
