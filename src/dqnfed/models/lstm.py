@@ -17,48 +17,48 @@ class LSTMSettings:
     layers: int = 2  # 1 in Shakespeare setup 2
 
 
-class LSTMLayer(nn.Module):
-    """One LSTM layer (Hochreiter & Schmidhuber, 1997) with a single bias a gate; gates in the order input, forget,
-    cell, output.
+class LSTMCell(nn.Module):
+    """One LSTM cell (Hochreiter & Schmidhuber, 1997), one bias a gate; gates in the order input, forget, cell,
+    output.
     """
 
     def __init__(self, n_inputs: int, hidden: int) -> None:
         super().__init__()
         bound = hidden**-0.5
-        self.hidden = hidden
-        self.from_input = nn.Parameter(torch.empty(4 * hidden, n_inputs).uniform_(-bound, bound))
-        self.from_state = nn.Parameter(torch.empty(4 * hidden, hidden).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(4 * hidden, n_inputs + hidden).uniform_(-bound, bound))
         bias = torch.zeros(4 * hidden)
         bias[hidden : 2 * hidden] = 1.0  # remember at first, as the TensorFlow cell of the original experiments does
         self.bias = nn.Parameter(bias)
 
-    def forward(self, sequence: Tensor) -> Tensor:
-        driven = sequence @ self.from_input.mT + self.bias  # [N, T, 4 H], all times in one product
-        state = cell = torch.zeros_like(driven[:, 0, : self.hidden])
-        states = []
-        for drive in driven.unbind(1):
-            i, f, g, o = (drive + state @ self.from_state.mT).chunk(4, dim=-1)
-            cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-            state = o.sigmoid() * cell.tanh()
-            states.append(state)
-        return torch.stack(states, dim=1)
+    def forward(self, x: Tensor, state: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (torch.cat([x, state], dim=-1) @ self.weight.mT + self.bias).chunk(4, dim=-1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
 
 
 class CharLSTM(nn.Module):
-    """Embedding, LSTM layers, and a dense layer on the last state: predicts the character after a window of text."""
+    """Embedding, LSTM layers, and a dense layer on the last state: predicts the character after a window of text.
+
+    All layers advance together through time, so that evaluation keeps one state a layer, not one a character.
+    """
 
     def __init__(self, n_outputs: int, settings: LSTMSettings) -> None:
         super().__init__()
+        self.hidden = settings.hidden
         self.embedding = nn.Embedding(settings.vocabulary, settings.embedding)
         widths = [settings.embedding] + [settings.hidden] * settings.layers
-        self.layers = nn.ModuleList(LSTMLayer(a, b) for a, b in pairwise(widths))
+        self.layers = nn.ModuleList(LSTMCell(a, b) for a, b in pairwise(widths))
         self.output = nn.Linear(settings.hidden, n_outputs)
 
     def forward(self, characters: Tensor) -> Tensor:
-        sequence = self.embedding(characters.long())
-        for layer in self.layers:
-            sequence = layer(sequence)
-        logits: Tensor = self.output(sequence[:, -1])
+        embedded = self.embedding(characters.long())
+        start = embedded.new_zeros(len(characters), self.hidden)
+        states = [(start, start) for _ in self.layers]
+        for x in embedded.unbind(1):
+            for k, layer in enumerate(self.layers):
+                states[k] = layer(x, *states[k])
+                x = states[k][0]
+        logits: Tensor = self.output(states[-1][0])
         return logits
 
 

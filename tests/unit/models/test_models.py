@@ -137,8 +137,9 @@ def test_lstm_layers_equal_torchs_own() -> None:
     state = dict(ours.named_parameters())
     with torch.no_grad():
         for i in range(2):
-            getattr(theirs, f"weight_ih_l{i}").copy_(state[f"layers.{i}.from_input"])
-            getattr(theirs, f"weight_hh_l{i}").copy_(state[f"layers.{i}.from_state"])
+            from_input, from_state = state[f"layers.{i}.weight"].split([8 if i == 0 else 6, 6], dim=1)
+            getattr(theirs, f"weight_ih_l{i}").copy_(from_input)
+            getattr(theirs, f"weight_hh_l{i}").copy_(from_state)
             getattr(theirs, f"bias_ih_l{i}").copy_(state[f"layers.{i}.bias"])
             getattr(theirs, f"bias_hh_l{i}").zero_()
     text = torch.randint(5, (4, 7), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,123 @@
+"""From table columns to model inputs: standardised numbers, one-hot categories, holes filled and marked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from dqnfed.data.raw import DataError
+from dqnfed.data.table import Table, as_text, is_hole, is_numeric
+
+MAX_CATEGORIES = 50
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    name: str
+    mean: float
+    std: float
+    has_holes: bool  # then a second input says where the value was missing
+
+    @property
+    def width(self) -> int:
+        return 1 + self.has_holes
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        holes = np.isnan(values)
+        scaled = np.where(holes, 0.0, (values - self.mean) / self.std)
+        return np.column_stack([scaled, holes]) if self.has_holes else scaled[:, None]
+
+
+@dataclass(frozen=True)
+class CategoricalColumn:
+    name: str
+    categories: tuple[str, ...]  # "" stands for a hole; a category never seen in training gives all zeros
+
+    @property
+    def width(self) -> int:
+        return len(self.categories)
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        hot: np.ndarray = values[:, None] == np.array(self.categories, dtype=np.str_)[None]
+        return hot.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a table's columns become inputs; fitted on training rows only, saved with the run, applied to new data."""
+
+    numeric: tuple[NumericColumn, ...]
+    categorical: tuple[CategoricalColumn, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*(column.name for column in self.numeric), *(column.name for column in self.categorical))
+
+    @property
+    def n_inputs(self) -> int:
+        return sum(column.width for column in self.numeric) + sum(column.width for column in self.categorical)
+
+    def apply(self, table: Table) -> np.ndarray:
+        """Return the inputs [N, n_inputs] as float32."""
+        blocks = []
+        for number in self.numeric:
+            values = table.column(number.name, "inputs")
+            if not is_numeric(values):
+                bad = next(v for v in values if v and not _is_number(v))
+                raise DataError(
+                    f"column {number.name!r} held numbers in training, but {table.source} has {str(bad)!r} there."
+                )
+            blocks.append(number.apply(values))
+        blocks += [column.apply(as_text(table.column(column.name, "inputs"))) for column in self.categorical]
+        return np.concatenate(blocks, axis=1).astype(np.float32)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        content: dict[str, Any] = json.loads(text)
+        return cls(
+            tuple(NumericColumn(**column) for column in content["numeric"]),
+            tuple(CategoricalColumn(c["name"], tuple(c["categories"])) for c in content["categorical"]),
+        )
+
+
+def fit_preprocessing(table: Table, training: np.ndarray, columns: list[str]) -> Preprocessing:
+    """Return the preprocessing of these columns: means, spreads and categories of the training rows of all clients
+    together.
+    """
+    numeric, categorical = [], []
+    for name in columns:
+        values = table.column(name, "inputs")
+        seen = values[training]
+        if is_numeric(values):
+            known = seen[~np.isnan(seen)]
+            spread = float(known.std()) if len(known) else 0.0
+            mean = float(known.mean()) if len(known) else 0.0
+            numeric.append(NumericColumn(name, mean, spread if spread > 0 else 1.0, bool(is_hole(values).any())))
+        else:
+            categories = tuple(sorted({str(v) for v in seen}))
+            if len(categories) > MAX_CATEGORIES:
+                raise DataError(
+                    f"column {name!r} holds {len(categories)} different texts in training, more than "
+                    f"{MAX_CATEGORIES}; it looks like "
+                    "an identifier or free text. Leave it out with --drop, or group its values."
+                )
+            categorical.append(CategoricalColumn(name, categories))
+    if not numeric and not categorical:
+        raise DataError(
+            f"{table.source} has no columns left to learn from besides the client, the label and the group."
+        )
+    return Preprocessing(tuple(numeric), tuple(categorical))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

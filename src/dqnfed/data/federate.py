@@ -1,0 +1,35 @@
+"""From a dataset and a manifest to the federation that the engine trains on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dqnfed.core.federation import Examples, Federation
+from dqnfed.data.manifest import Manifest
+from dqnfed.data.raw import DataError, RawData
+
+
+def federation_of(raw: RawData, manifest: Manifest, groups: tuple[str, ...] | None = None) -> Federation:
+    """Return the clients' examples, client after client, as the manifest deals them; bytes stay bytes."""
+
+    def part(rows: list[np.ndarray]) -> Examples:
+        order = torch.from_numpy(np.concatenate(rows))
+        starts = torch.tensor([0, *(len(mine) for mine in rows)]).cumsum(0)
+        return Examples(raw.inputs[order], raw.targets[order], starts)
+
+    has_validation = bool(manifest.sizes[:, 1].any())
+    if has_validation and not manifest.sizes[:, 1].all():
+        k = int(manifest.sizes[:, 1].argmin())
+        raise DataError(
+            f"{manifest.names[k]} holds {manifest.sizes[k].sum()} examples, too few for a validation part; "
+            "raise min_examples, or set validation to 0."
+        )
+    return Federation(
+        train=part([client.train for client in manifest]),
+        test=part([client.test for client in manifest]),
+        validation=part([client.validation for client in manifest]) if has_validation else None,
+        names=manifest.names,
+        groups=groups,
+        n_classes=raw.n_classes or None,
+    )

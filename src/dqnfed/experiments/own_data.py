@@ -1,0 +1,249 @@
+"""Your own table as a federation: one row an example, one column that says whose it is, one that says what is to be
+learnt.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from dqnfed.core.federation import Federation
+from dqnfed.data.features import Preprocessing, fit_preprocessing
+from dqnfed.data.federate import federation_of
+from dqnfed.data.manifest import Manifest
+from dqnfed.data.partition import partition
+from dqnfed.data.raw import DataError, RawData
+from dqnfed.data.split import split
+from dqnfed.data.table import Table, as_text, is_hole, is_numeric, read_table
+
+Task = Literal["auto", "classification", "regression"]
+MAX_CLASSES = 50
+FEATURES_FILE = "features.json"
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Where the table is and what its columns mean."""
+
+    path: Path
+    client: str  # column: who holds the row
+    label: str  # column: what is to be learnt
+    group: str | None = None  # column: a declared group of clients (rural, urban), constant within a client
+    drop: tuple[str, ...] = ()  # columns to leave out
+    task: Task = "auto"  # auto: text and few whole numbers are classes, other numbers are values
+    test: float = 0.2  # share of each client's rows
+    validation: float = 0.0
+    seed: int = 0
+
+
+class OwnFederation(NamedTuple):
+    """The federation, how its inputs were made (for new data), and what a reader should know."""
+
+    federation: Federation
+    preprocessing: Preprocessing
+    classes: tuple[str, ...]  # names of the classes; empty for regression
+    target_mean: float  # regression: targets are (value - mean) / std
+    target_std: float
+    notes: tuple[str, ...]
+
+    def save(self, folder: Path) -> None:
+        """Write what is needed to read new data as this one: columns, categories, classes."""
+        content = {
+            "preprocessing": json.loads(self.preprocessing.to_json()),
+            "classes": list(self.classes),
+            "target_mean": self.target_mean,
+            "target_std": self.target_std,
+        }
+        (folder / FEATURES_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def load_preprocessing(folder: Path) -> tuple[Preprocessing, tuple[str, ...], float, float]:
+    """Return what `OwnFederation.save` wrote into a run folder: preprocessing, classes, target mean and std."""
+    content = json.loads((folder / FEATURES_FILE).read_text(encoding="utf-8"))
+    preprocessing = Preprocessing.from_json(json.dumps(content["preprocessing"]))
+    return preprocessing, tuple(content["classes"]), content["target_mean"], content["target_std"]
+
+
+def own_federation(own: OwnData) -> OwnFederation:
+    """Return the federation of a table: split within every client, then inputs standardised on all training rows
+    together.
+    """
+    notes: list[str] = []
+    table = labelled_rows(read_table(own.path), own, notes)
+    names, owner = owners(table, own)
+    targets, classes, mean, std = learnt(table, own, notes)
+    raw = RawData(
+        name=own.path.stem,
+        inputs=torch.zeros(len(table), 0),
+        targets=torch.from_numpy(targets),
+        n_classes=len(classes),
+        clients=torch.from_numpy(owner),
+        client_names=tuple(names),
+    )
+    check_sizes(raw)
+    dealt = partition(raw, "natural", None, own.seed, min_examples=2)
+    manifest = split(raw, dealt, test=own.test, validation=own.validation)
+    columns = [c for c in table.columns if c not in {own.client, own.label, own.group, *own.drop}]
+    training = np.concatenate([client.train for client in manifest])
+    preprocessing = fit_preprocessing(table, training, columns)
+    if not classes:
+        mean, std = float(targets[training].mean()), float(targets[training].std()) or 1.0
+        raw = replace(raw, targets=torch.from_numpy(((targets - mean) / std).astype(np.float32)))
+        notes.append(f"targets are standardised: (value - {mean:.4g}) / {std:.4g}")
+    notes += told_about(table, preprocessing, manifest, raw, classes)
+    raw = replace(raw, inputs=torch.from_numpy(preprocessing.apply(table)))
+    federation = federation_of(raw, manifest, groups(table, own, names, owner))
+    return OwnFederation(federation, preprocessing, classes, mean, std, tuple(notes))
+
+
+def labelled_rows(table: Table, own: OwnData, notes: list[str]) -> Table:
+    """Return the rows that have a label, after checking that every row has a client and every named column is there."""
+    client = table.column(own.client, "client")
+    label = table.column(own.label, "label")
+    for name in own.drop:
+        table.column(name, "columns to drop")
+    nameless = np.flatnonzero(is_hole(client))
+    if len(nameless):
+        raise DataError(
+            f"{len(nameless)} rows of {table.source} have no client in column {own.client!r}, the first is row "
+            f"{nameless[0] + 1}; "
+            "fill the name in or remove these rows."
+        )
+    unlabelled = is_hole(label)
+    if unlabelled.any():
+        everyone, counts = np.unique(as_text(client), return_counts=True)
+        lost = dict(zip(*np.unique(as_text(client)[unlabelled], return_counts=True), strict=True))
+        for name, count in zip(everyone, counts, strict=True):
+            if lost.get(name, 0) == count:
+                raise DataError(
+                    f"client {str(name)!r} has no row with a label: all {count} are empty in column {own.label!r}. "
+                    "Remove this client, or give it labels."
+                )
+        notes.append(f"{int(unlabelled.sum())} rows without a label were left out")
+    return table.rows(~unlabelled)
+
+
+def owners(table: Table, own: OwnData) -> tuple[list[str], np.ndarray]:
+    """Return the clients' names in order and the number of each row's client."""
+    text = as_text(table.column(own.client, "client"))
+    names, owner = np.unique(text, return_inverse=True)
+    if len(names) == len(text) > 20:
+        raise DataError(
+            f"column {own.client!r} has a different value in each of {len(text)} rows, so every client would hold one; "
+            "name the column that says who holds the row."
+        )
+    return [str(name) for name in names], owner.astype(np.int64)
+
+
+def check_sizes(raw: RawData) -> None:
+    assert raw.clients is not None
+    counts = torch.bincount(raw.clients, minlength=len(raw.client_names))
+    small = [raw.client_names[k] for k in torch.nonzero(counts < 2).flatten().tolist()]
+    if small:
+        raise DataError(
+            f"client {small[0]!r} has fewer than 2 rows with a label ({len(small)} such clients); it needs one to "
+            "train on "
+            "and one to test on. Remove it, or merge it with another."
+        )
+
+
+def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tuple[str, ...], float, float]:
+    """Return the targets (class numbers, or values), the names of the classes, and the values' neutral mean and std."""
+    values = table.column(own.label, "label")
+    whole = is_numeric(values) and bool(np.all(values == np.floor(values)))
+    n_different = len(np.unique(values))
+    classification = own.task == "classification" or (
+        own.task == "auto" and (not is_numeric(values) or (whole and n_different <= 20))
+    )
+    if not classification:
+        if not is_numeric(values):
+            raise DataError(
+                f"label {own.label!r} is text (such as {str(values[0])!r}), and regression needs numbers; "
+                "use --task classification, or name another label."
+            )
+        return values.astype(np.float32), (), 0.0, 1.0
+    text = as_text(values)
+    classes = sorted({str(v) for v in text}, key=lambda v: (0, float(v), v) if is_numeric(values) else (1, 0.0, v))
+    if len(classes) > MAX_CLASSES:
+        raise DataError(
+            f"label {own.label!r} has {len(classes)} different values, more than {MAX_CLASSES} classes; it looks like "
+            f"{'a number: use --task regression' if is_numeric(values) else 'free text: name another label'}."
+        )
+    if len(classes) < 2:
+        raise DataError(f"label {own.label!r} is {classes[0]!r} in every row; there is nothing to learn.")
+    number = {name: c for c, name in enumerate(classes)}
+    if not is_numeric(values):
+        notes.append(
+            f"label {own.label!r} is text; its classes are " + ", ".join(f"{name} = {c}" for name, c in number.items())
+        )
+    return np.array([number[str(v)] for v in text], dtype=np.int64), tuple(classes), 0.0, 1.0
+
+
+def groups(table: Table, own: OwnData, names: list[str], owner: np.ndarray) -> tuple[str, ...] | None:
+    """Return each client's declared group, or None; a client in two groups is an error."""
+    if own.group is None:
+        return None
+    text = as_text(table.column(own.group, "group"))
+    found = []
+    for k, name in enumerate(names):
+        mine = sorted({str(v) for v in text[owner == k]})
+        if len(mine) != 1 or not mine[0]:
+            raise DataError(
+                f"client {name!r} must belong to one group, but column {own.group!r} says "
+                f"{', '.join(repr(v or 'nothing') for v in mine)}; correct the table."
+            )
+        found.append(mine[0])
+    return tuple(found)
+
+
+def told_about(
+    table: Table, preprocessing: Preprocessing, manifest: Manifest, raw: RawData, classes: tuple[str, ...]
+) -> list[str]:
+    """Return what the user should know before trusting a number."""
+    used = preprocessing.columns
+    holes = sum(int(is_hole(table.columns[name]).sum()) for name in used)
+    notes = [
+        f"{len(table)} rows of {len(manifest)} clients; {len(preprocessing.numeric)} numeric and "
+        f"{len(preprocessing.categorical)} categorical columns make {preprocessing.n_inputs} inputs"
+        + (
+            f"; {holes} missing values ({100 * holes / (len(used) * len(table)):.1f} %) are filled and marked"
+            if holes
+            else ""
+        )
+    ]
+    smallest = int(manifest.sizes.sum(axis=1).argmin())
+    n_train, _, n_test = (int(n) for n in manifest.sizes[smallest])
+    if n_test < 10:
+        notes.append(
+            f"client {manifest.names[smallest]!r} is tested on {n_test} rows only (trained on {n_train}): its score "
+            "moves in steps of "
+            f"{100 / n_test:.0f} points"
+        )
+    if classes:
+        held = manifest.label_counts(raw)
+        for k in np.flatnonzero((held > 0).sum(axis=1) == 1):
+            only = classes[int(held[k].argmax())]
+            notes.append(
+                f"client {manifest.names[k]!r} has one class only ({only}): predicting it always scores 100 % "
+                "there, and AUC is undefined"
+            )
+    return notes
+
+
+def check_score(score: str, own: OwnFederation) -> None:
+    """Raise where a client's score would be undefined: AUC needs two classes among a client's test rows."""
+    if score != "auc":
+        return
+    test = own.federation.test
+    for k, name in enumerate(own.federation.names):
+        labels = test.targets[int(test.starts[k]) : int(test.starts[k + 1])]
+        if len(labels.unique()) < 2:
+            raise DataError(
+                f"AUC is undefined for client {name!r}: its {len(labels)} test rows have one class. Use another score "
+                "(accuracy, f1, loss), a larger test share, or leave this client out."
+            )

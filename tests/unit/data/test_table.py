@@ -1,0 +1,123 @@
+"""Tables: three file types, one meaning; and inputs whose statistics come from training rows alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dqnfed.data import DataError
+from dqnfed.data.features import Preprocessing, fit_preprocessing
+from dqnfed.data.table import Table, as_text, is_hole, is_numeric, read_table
+from tests.helpers.hospitals import hospital_rows, write_csv
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return read_table(write_csv(tmp_path / "t.csv", hospital_rows()))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_columns_are_numbers_or_text_with_holes(tmp_path: Path, delimiter: str) -> None:
+    rows = hospital_rows()
+    table = read_table(write_csv(tmp_path / "t.csv", rows, delimiter))
+    assert list(table.columns) == list(rows[0])
+    assert len(table) == 392
+    assert is_numeric(table.columns["age"])
+    assert not is_numeric(table.columns["smokes"])
+    for name in ("age", "smokes"):
+        assert is_hole(table.columns[name]).tolist() == [row[name] == "" for row in rows]
+    known = [i for i, row in enumerate(rows) if row["age"]]
+    assert table.columns["age"][known].tolist() == [float(rows[i]["age"]) for i in known]
+
+
+def test_parquet_and_npz_say_the_same_as_csv(tmp_path: Path, table: Table) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    columns = {
+        name: [None if hole else value for value, hole in zip(values.tolist(), is_hole(values), strict=True)]
+        for name, values in table.columns.items()
+    }
+    pyarrow.parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
+    np.savez(tmp_path / "t.npz", **dict(table.columns))  # type: ignore[arg-type]
+    for other in (read_table(tmp_path / "t.parquet"), read_table(tmp_path / "t.npz")):
+        for name, values in table.columns.items():
+            assert as_text(other.columns[name]).tolist() == as_text(values).tolist()
+
+
+def test_npz_matrices_become_columns(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.arange(6).reshape(3, 2), y=np.array([0, 1, 1]), who=np.array(["a", "b", "a"]))
+    table = read_table(tmp_path / "t.npz")
+    assert list(table.columns) == ["x0", "x1", "y", "who"]
+    assert table.columns["x1"].tolist() == [1.0, 3.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", "", "is empty"),
+        ("t.csv", "a,b\n", "has no rows"),
+        ("t.csv", "a,b\n1,2\n1\n", "line 3: 1 values for 2 columns"),
+        ("t.csv", "a,a\n1,2\n", "more than one column called 'a'"),
+        ("t.xlsx", "x", r"is not one of \.csv"),
+        ("t.npz", "x", "is not an .npz file"),
+        ("t.parquet", "x", "Parquet"),
+    ],
+)
+def test_unreadable_tables_get_an_answer(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_table(tmp_path / name)
+    with pytest.raises(DataError, match="there is no file"):
+        read_table(tmp_path / "other.csv")
+
+
+def test_training_inputs_are_standardised_and_the_rest_follows(table: Table) -> None:
+    training = np.arange(0, len(table), 2)
+    found = fit_preprocessing(table, training, ["age", "pressure", "smokes", "ward"])
+    inputs = found.apply(table).astype(float)
+    assert inputs.shape == (392, found.n_inputs) == (392, 2 * 2 + 4 + 3)
+    for column in (0, 2):  # value, hole, value, hole
+        present = training[inputs[training, column + 1] == 0]
+        assert abs(inputs[present, column].mean()) < 1e-6  # float32 of standardised values
+        assert abs(inputs[present, column].std() - 1) < 1e-6
+        holes = inputs[:, column + 1] == 1
+        assert (inputs[holes, column] == 0).all()
+    assert (inputs[:, 4:8].sum(axis=1) == 1).all()  # one category each, a hole being one
+
+
+def test_test_rows_do_not_leak_into_the_statistics(table: Table) -> None:
+    training = np.arange(100)
+    before = fit_preprocessing(table, training, ["age", "smokes"])
+    changed = dict(table.columns)
+    changed["age"] = changed["age"].copy()
+    changed["age"][100:] *= 1000
+    changed["smokes"] = np.where(np.arange(len(table)) < 100, changed["smokes"], "pipe")
+    assert fit_preprocessing(Table("t", changed), training, ["age", "smokes"]) == before
+
+
+def test_unseen_categories_give_zeros_and_constant_columns_do_no_harm() -> None:
+    table = Table("t", {"c": np.array(["x", "y", "z"]), "k": np.array([3.0, 3.0, 3.0]), "n": np.full(3, np.nan)})
+    inputs = fit_preprocessing(table, np.array([0, 1]), ["c", "k", "n"]).apply(table)
+    assert inputs.tolist() == [[0, 0, 1, 1, 0], [0, 0, 1, 0, 1], [0, 0, 1, 0, 0]]
+
+
+def test_preprocessing_survives_json(table: Table) -> None:
+    found = fit_preprocessing(table, np.arange(200), ["age", "smokes"])
+    again = Preprocessing.from_json(found.to_json())
+    assert again == found
+    assert np.array_equal(again.apply(table), found.apply(table))
+
+
+def test_strange_columns_get_an_answer(table: Table) -> None:
+    free = Table("t", {"note": np.array([f"text {i}" for i in range(200)])})
+    with pytest.raises(DataError, match=r"200 different texts .* --drop"):
+        fit_preprocessing(free, np.arange(200), ["note"])
+    with pytest.raises(DataError, match="no columns left to learn from"):
+        fit_preprocessing(table, np.arange(10), [])
+    found = fit_preprocessing(table, np.arange(200), ["age"])
+    text = Table("new.csv", {"age": np.array(["12", "old"])})
+    with pytest.raises(DataError, match=r"held numbers in training, but new\.csv has 'old'"):
+        found.apply(text)

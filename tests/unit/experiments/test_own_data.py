@@ -1,0 +1,145 @@
+"""Your own table: clients, splits, messages; and scores that agree with scikit-learn's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score, log_loss, roc_auc_score
+from torch.func import vmap
+
+from dqnfed.data import DataError
+from dqnfed.experiments.own_data import OwnData, check_score, load_preprocessing, own_federation
+from dqnfed.experiments.scores import auc, macro_f1, negative_cross_entropy
+from tests.helpers.hospitals import hospital_rows, write_csv
+
+
+def own(path: Path, rows: list[dict[str, str]] | None = None) -> OwnData:
+    return OwnData(write_csv(path / "clinics.csv", rows or hospital_rows()), "hospital", "outcome", drop=("region",))
+
+
+def test_a_table_becomes_a_federation(tmp_path: Path) -> None:
+    found = own_federation(own(tmp_path))
+    federation = found.federation
+    assert federation.names == ("Avon", "Brook", "Cedar", "Dale")
+    assert federation.n_examples.tolist() == [160, 96, 48, 10]
+    assert federation.test.sizes.tolist() == [40, 24, 12, 2]
+    assert federation.n_classes == 2
+    assert found.classes == ("died", "survived")
+    assert torch.isfinite(federation.train.inputs).all()
+    assert federation.train.inputs.mean(0)[0].abs() < 0.05  # standardised over all clients, holes count as 0
+    said = " / ".join(found.notes)
+    assert "died = 0, survived = 1" in said
+    assert "client 'Dale' is tested on 2 rows only" in said
+    assert "missing values (5" in said or "missing values (4" in said
+
+
+def test_groups_are_declared_by_a_column(tmp_path: Path) -> None:
+    rows = hospital_rows()
+    declared = replace(own(tmp_path, rows), drop=(), group="region")
+    assert own_federation(declared).federation.groups == ("urban", "urban", "rural", "rural")
+    rows[0]["region"] = "rural"
+    with pytest.raises(DataError, match="'Avon' must belong to one group, but column 'region' says 'rural', 'urban'"):
+        own_federation(replace(own(tmp_path, rows), drop=(), group="region"))
+
+
+def test_what_was_learnt_about_the_columns_is_saved(tmp_path: Path) -> None:
+    found = own_federation(own(tmp_path))
+    found.save(tmp_path)
+    assert load_preprocessing(tmp_path) == (found.preprocessing, found.classes, 0.0, 1.0)
+
+
+def test_numbers_are_regressed_and_standardised(tmp_path: Path) -> None:
+    rows = hospital_rows(missing=0.0)
+    found = own_federation(replace(own(tmp_path, rows), label="pressure", validation=0.1))
+    train = found.federation.train.targets
+    assert found.federation.n_classes is None
+    assert train.dtype == torch.float32
+    assert abs(float(train.mean())) < 1e-5
+    assert float(train.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    pressures = np.array([float(row["pressure"]) for row in rows])
+    assert abs(found.target_mean - pressures.mean()) < 3  # 15 / sqrt(275) is 0.9
+    assert found.federation.validation is not None
+
+
+def test_whole_numbers_are_classes_unless_told_otherwise(tmp_path: Path) -> None:
+    rows = [{**row, "outcome": str(int(row["outcome"] == "died"))} for row in hospital_rows()]
+    assert own_federation(own(tmp_path, rows)).classes == ("0", "1")
+    assert own_federation(replace(own(tmp_path, rows), task="regression")).classes == ()
+
+
+def test_a_client_with_one_class_is_pointed_out(tmp_path: Path) -> None:
+    rows = [{**r, "outcome": "died" if r["hospital"] == "Dale" else r["outcome"]} for r in hospital_rows()]
+    found = own_federation(own(tmp_path, rows))
+    assert any("client 'Dale' has one class only (died)" in note for note in found.notes)
+    with pytest.raises(DataError, match="AUC is undefined for client 'Dale'"):
+        check_score("auc", found)
+    check_score("accuracy", found)
+
+
+def changed(where: str, column: str, value: str) -> list[dict[str, str]]:
+    return [{**row, column: value} if row["hospital"] == where else row for row in hospital_rows()]
+
+
+def test_an_unknown_column_names_its_neighbour(tmp_path: Path) -> None:
+    for field, message in (
+        ({"client": "hospitl"}, "no column 'hospitl' for the client. Did you mean 'hospital'"),
+        ({"label": "outcom"}, "no column 'outcom' for the label. Did you mean 'outcome'"),
+        ({"group": "zone"}, "no column 'zone' for the group. It has: hospital, region, age"),
+        ({"drop": ("wards",)}, "no column 'wards' for the columns to drop. Did you mean 'ward'"),
+    ):
+        with pytest.raises(DataError) as caught:
+            own_federation(replace(own(tmp_path), **field))
+        assert message in str(caught.value)
+
+
+def test_impossible_tables_get_an_answer(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="client 'Dale' has no row with a label: all 12 are empty"):
+        own_federation(own(tmp_path, changed("Dale", "outcome", "")))
+    with pytest.raises(DataError, match=r"12 rows of .* have no client in column 'hospital', the first is row 381"):
+        own_federation(own(tmp_path, changed("Dale", "hospital", "")))
+    with pytest.raises(DataError, match="client 'Lonely' has fewer than 2 rows"):
+        own_federation(own(tmp_path, [*hospital_rows(), {**hospital_rows()[0], "hospital": "Lonely"}]))
+    with pytest.raises(DataError, match=r"label 'smokes' is text \(such as .*\), and regression needs numbers"):
+        own_federation(replace(own(tmp_path, hospital_rows(0.0)), label="smokes", task="regression"))
+    with pytest.raises(DataError, match="is 'died' in every row"):
+        own_federation(own(tmp_path, [{**row, "outcome": "died"} for row in hospital_rows()]))
+    with pytest.raises(DataError, match="more than 50 classes; it looks like free text"):
+        own_federation(own(tmp_path, [{**row, "outcome": f"note {i}"} for i, row in enumerate(hospital_rows())]))
+    with pytest.raises(DataError, match="a different value in each of 392 rows"):
+        own_federation(own(tmp_path, [{**row, "hospital": f"{i}"} for i, row in enumerate(hospital_rows())]))
+
+
+def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = hospital_rows()
+    for i in (0, 5, 250):
+        rows[i]["outcome"] = "NA"
+    found = own_federation(own(tmp_path, rows))
+    assert "3 rows without a label were left out" in found.notes
+    assert sum(found.federation.n_examples.tolist()) + sum(found.federation.test.sizes.tolist()) == 389
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_scores_agree_with_scikit_learn_and_ignore_padding(n_classes: int) -> None:
+    generator = torch.Generator().manual_seed(n_classes)
+    k, n, real = 5, 60, 47
+    outputs = torch.randn(k, n, n_classes, generator=generator, dtype=torch.float64).mul(4).round().div(4)  # ties
+    targets = torch.randint(n_classes, (k, n), generator=generator)
+    mask = (torch.arange(n) < real).double().expand(k, n)
+    found = {f: vmap(f)(outputs, targets, mask) for f in (auc, macro_f1, negative_cross_entropy)}
+    for i in range(k):
+        p, y = outputs[i, :real].softmax(-1).numpy(), targets[i, :real].numpy()
+        area = roc_auc_score(y, p[:, 1]) if n_classes == 2 else roc_auc_score(y, p, multi_class="ovr")
+        assert float(found[auc][i]) == pytest.approx(100 * area, abs=1e-9)
+        assert float(found[macro_f1][i]) == pytest.approx(100 * f1_score(y, p.argmax(1), average="macro"), abs=1e-9)
+        assert float(found[negative_cross_entropy][i]) == pytest.approx(
+            -log_loss(y, p, labels=range(n_classes)), abs=1e-9
+        )
+
+
+def test_auc_of_one_class_is_a_guess() -> None:
+    outputs = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    assert float(auc(outputs, torch.ones(6, dtype=torch.int64), torch.ones(6))) == 50.0
