@@ -16,7 +16,7 @@ def rows_of_condition(K: int, n: int, condition: float, seed: int = 0) -> Tensor
     left = torch.linalg.qr(gaussian_rows(K, K, seed=seed)).Q
     right = torch.linalg.qr(gaussian_rows(n, K, seed=seed + 1)).Q.T
     values = torch.logspace(0.0, -math.log10(condition), K, dtype=torch.float64)
-    return torch.linalg.multi_dot([left, torch.diag(values), right])
+    return torch.einsum("ki,i,in->kn", left, values, right)
 
 
 def agreeing_rows(

@@ -2,41 +2,55 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 32768  # columns a block: 50 float32 rows of it fill a few MiB of cache and keep GEMM at full speed
+BLOCK = 8192  # columns a block: 50 float32 rows of it fit a core's cache, and BLAS still runs at full speed
 
 
 def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block: int = BLOCK) -> Tensor:
     """Return G [G; extra]' as a float64 matrix on the CPU, [K, K] or with extra rows [m, n] next to it [K, K + m].
 
-    Columns are taken in blocks: one GEMM a block in the precision of G (float32 at least), summed in float64, so that
-    G is read once and nothing n-long is allocated. `extra` may be several matrices; their products follow in order.
+    Columns are taken in blocks: one product a block in the precision of G (float32 at least), summed in float64, so
+    that G is read once and nothing n-long is allocated. `extra` may be several matrices; their products come in order.
     """
     if G.ndim != 2:
         raise ValueError(
             f"G must hold one row per client, [K, n], but has shape {tuple(G.shape)}; stack the rows first."
         )
-    G = G.detach()
-    others = (
-        [] if extra is None else [extra.detach()] if isinstance(extra, Tensor) else [rows.detach() for rows in extra]
-    )
+    others = [] if extra is None else [extra] if isinstance(extra, Tensor) else list(extra)
     for other in others:
         if other.ndim != 2 or other.shape[1] != G.shape[1]:
             raise ValueError(
                 f"extra rows must be as long as the rows of G, {G.shape[1]}, but have shape {tuple(other.shape)}."
             )
-    dtype = torch.promote_types(G.dtype, torch.float32)
-    sums = [torch.zeros(len(G), len(other), dtype=torch.float64, device=G.device) for other in (G, *others)]
-    for start in range(0, G.shape[1], block):
-        columns = slice(start, start + block)
-        rows = G[:, columns].to(dtype)
-        sums[0] += rows @ rows.T
-        for total, other in zip(sums[1:], others, strict=True):
-            total += rows @ other[:, columns].to(dtype).T
-    sums[0] = (sums[0] + sums[0].T) / 2
-    return torch.cat(sums, dim=1).cpu()
+    matrices = [matrix.detach().to(G.device) for matrix in (G, *others)]
+    products = _host_products(matrices, block) if G.device.type == "cpu" else _device_products(matrices, block)
+    products[0] = (products[0] + products[0].T) / 2
+    return torch.cat(products, dim=1).cpu()
+
+
+def _host_products(matrices: list[Tensor], block: int) -> list[Tensor]:
+    # through numpy: its BLAS sees that both sides are one matrix and does half the work (SYRK), which torch does not
+    dtype = torch.promote_types(matrices[0].dtype, torch.float32)
+    sums = [np.zeros((len(matrices[0]), len(matrix))) for matrix in matrices]
+    for start in range(0, matrices[0].shape[1], block):
+        rows, *others = (matrix[:, start : start + block].to(dtype).numpy() for matrix in matrices)
+        for total, other in zip(sums, (rows, *others), strict=True):
+            total += rows @ other.T
+    return [torch.from_numpy(total) for total in sums]
+
+
+def _device_products(matrices: list[Tensor], block: int) -> list[Tensor]:
+    dtype = torch.promote_types(matrices[0].dtype, torch.float32)
+    device = matrices[0].device
+    sums = [torch.zeros(len(matrices[0]), len(matrix), dtype=torch.float64, device=device) for matrix in matrices]
+    for start in range(0, matrices[0].shape[1], block):
+        rows, *others = (matrix[:, start : start + block].to(dtype) for matrix in matrices)
+        for total, other in zip(sums, (rows, *others), strict=True):
+            total += rows @ other.T
+    return sums
 
 
 def combine(weights: Tensor, G: Tensor) -> Tensor:

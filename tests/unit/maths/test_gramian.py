@@ -1,5 +1,6 @@
 """Products of the client matrix: right, in float64, in one pass and without a copy."""
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dqnfed.maths.directions import at_least_step, rate_matching_step
-from dqnfed.maths.gramian import combine, gramian, squared_norms
+from dqnfed.maths.gramian import BLOCK, _device_products, _host_products, combine, gramian, squared_norms
 from tests.helpers.rows import agreeing_rows, gaussian_rows, positive_rates
 
 
@@ -48,12 +49,12 @@ def test_sums_are_float64_whatever_the_rows_are(dtype: torch.dtype) -> None:
     assert M.dtype == torch.float64
     # one block of b products in float32 (or better) has a relative error below b eps, in practice sqrt(b) eps
     eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    assert (M - exact).abs().max() <= 32768**0.5 * eps * exact.diagonal().max()
+    assert (M - exact).abs().max() <= BLOCK**0.5 * eps * exact.diagonal().max()
     assert torch.equal(M, M.T)
 
 
 def test_a_long_sum_keeps_what_float32_would_lose() -> None:
-    n = 40_000_000  # float32 stops counting ones at 2^24
+    n = 2**24 + 1000  # float32 stops counting ones at 2^24
     ones = torch.ones(1, dtype=torch.float32).expand(1, n)
     assert gramian(ones).item() == n
     assert squared_norms(ones).item() == pytest.approx(n, rel=1e-6)
@@ -66,13 +67,25 @@ def test_combination_is_the_weighted_sum_of_rows() -> None:
     assert torch.equal(combine(weights, G), combine(weights, G))
 
 
+def test_host_and_device_paths_agree() -> None:
+    matrices = [gaussian_rows(5, 1000), gaussian_rows(3, 1000, seed=1)]
+    for host, device in zip(_host_products(matrices, 300), _device_products(matrices, 300), strict=True):
+        torch.testing.assert_close(host, device, rtol=1e-13, atol=1e-12)
+
+
 @pytest.mark.parametrize("step", [rate_matching_step, at_least_step])
 def test_the_server_step_makes_no_second_copy_of_the_rows(step: Callable[[Tensor, Tensor], object]) -> None:
     K, n = 8, 1_000_000
     G, d = agreeing_rows(K, n, torch.float32), positive_rates(K)
+    with LargestAllocation(G):
+        step(G[:, :100], d)  # first calls import modules
+    tracemalloc.start()  # sees numpy's memory, as the mode sees torch's
     with LargestAllocation(G) as largest:
         step(G, d)
+    _, numpy_peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert largest.n_elements <= n  # the step itself
+    assert numpy_peak <= n
     with LargestAllocation(G) as largest:
         G.clone()
     assert largest.n_elements == K * n  # what a copy would have shown

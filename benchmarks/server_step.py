@@ -1,0 +1,99 @@
+"""Time and memory of the server's step, next to what the machine needs to read the rows twice and to multiply them.
+
+python benchmarks/server_step.py                 # 50 clients, 11 million parameters, as many threads as cores
+python benchmarks/server_step.py --clients 10 --parameters 657000
+"""
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from dqnfed.maths.directions import at_least_step, at_least_weights, rate_matching_step
+from dqnfed.maths.quasi_newton import (
+    Pairs,
+    compact_inverse,
+    memory_products,
+    metric_combination,
+    metric_gramian,
+)
+
+SQUARE = 3000  # side of the matrices whose product gives the machine's GEMM rate
+
+
+def shortest_times(
+    actions: dict[str, Callable[[], object]], n_times: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Return the shortest of several interleaved runs of each action: the machine's other work only ever adds time."""
+    times = dict.fromkeys(actions, float("inf"))
+    for _ in range(n_times):
+        for name, action in actions.items():
+            start = clock()
+            action()
+            times[name] = min(times[name], clock() - start)
+    return times
+
+
+def peak_bytes() -> int:
+    """Return the most memory this process ever held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def metric_step(G: torch.Tensor, d: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+    """Return the "at least" step in the metric of the server's limited memory."""
+    inverse = compact_inverse(pairs)
+    GG, GP = memory_products(G, pairs)
+    weights = at_least_weights(metric_gramian(GG, GP, inverse), d.numpy()).weights
+    return metric_combination(weights, G, GP, pairs, inverse)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--parameters", type=int, default=11_000_000)
+    parser.add_argument("--pairs", type=int, default=10, help="pairs in the server's memory")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--cpu-time", action="store_true", help="for one thread on a busy machine: OMP_NUM_THREADS=1")
+    options = parser.parse_args()
+    K, n, m = options.clients, options.parameters, options.pairs
+
+    generator = torch.Generator().manual_seed(0)
+    G = torch.empty(K, n).normal_(generator=generator)
+    G += torch.empty(n).normal_(generator=generator)
+    d = torch.rand(K, generator=generator, dtype=torch.float64) + 0.1
+    moves = torch.empty(m, n).normal_(generator=generator)
+    curvatures = torch.rand(n, generator=generator) + 0.5
+    pairs = Pairs(moves, moves * curvatures, torch.tensor(m))
+    ones, square = torch.ones(K), torch.randn(SQUARE, SQUARE, generator=generator)
+
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    references: dict[str, Callable[[], object]] = {"read": lambda: ones @ G, "multiply": lambda: square @ square}
+    steps: dict[str, Callable[[], object]] = {
+        "exactly": lambda: rate_matching_step(G, d),
+        "at least": lambda: at_least_step(G, d, ridge=1e-6),
+        f"at least, {m} pairs": lambda: metric_step(G, d, pairs),
+    }
+    shortest_times(references, 1, clock)  # warm up
+    before = peak_bytes()
+    times = shortest_times(references | steps, options.repeat, clock)
+    extra = peak_bytes() - before
+
+    rows_bytes = G.numel() * G.element_size()
+    gemm_rate = 2 * SQUARE**3 / times["multiply"]
+    read_twice, multiply = 2 * times["read"], 2 * K * K * n / gemm_rate
+    out = sys.stdout.write
+    out(f"{K} clients x {n} float32 parameters, {rows_bytes / 1e9:.2f} GB, {torch.get_num_threads()} threads\n")
+    out(f"read the rows twice    {read_twice:7.3f} s  ({2 * rows_bytes / read_twice / 1e9:.1f} GB/s)\n")
+    out(f"flops at GEMM rate     {multiply:7.3f} s  ({gemm_rate / 1e9:.0f} Gflop/s)\n")
+    for name in steps:
+        out(f"{name:22s} {times[name]:7.3f} s  {times[name] / max(read_twice, multiply):.2f} x the larger of these\n")
+    out(f"peak memory beyond the rows and the pairs: {extra / rows_bytes:.3f} x the rows\n")
+
+
+if __name__ == "__main__":
+    main()
