@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format docs wheel clean
+.PHONY: help setup demo test test-all lint format reference docs wheel clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ lint: setup ## ruff (rules and format) and mypy --strict over src and tests
 format: setup ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+
+reference: setup ## write the pages about methods from the methods themselves
+	$(BIN)/python -m tools.reference
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
