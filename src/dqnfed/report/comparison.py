@@ -65,8 +65,11 @@ class Grouped(NamedTuple):
     problems: tuple[Problem, ...]
 
 
-def group(runs: Iterable[Run]) -> Grouped:
-    """Return the runs grouped by experiment (same name, data, model and number of clients), method and seed."""
+def group(runs: Iterable[Run], *, expect_running: bool = False) -> Grouped:
+    """Return the runs grouped by experiment (same name, data, model and number of clients), method and seed.
+
+    That a run is still in progress is noted as a problem, unless it is what one expects.
+    """
     by_key: dict[tuple[str, str, str, int], list[Run]] = defaultdict(list)
     for run in runs:
         by_key[
@@ -77,7 +80,7 @@ def group(runs: Iterable[Run]) -> Grouped:
     for name, same in zip(_experiment_names([key[0] for key in by_key]), by_key.values(), strict=True):
         methods = tuple(_methods(same, problems))
         experiments.append(Experiment(name, methods))
-        problems += _differences(experiments[-1])
+        problems += _differences(experiments[-1], expect_running=expect_running)
     if len(experiments) > 1:
         first = experiments[0].runs[0].folder
         names = ", ".join(e.name for e in experiments)
@@ -138,7 +141,7 @@ def _what_differs(run: Run, namesakes: Sequence[Run]) -> str:
     return ", ".join(f"{key}={mine[block, key]}" for block, key in keys) or "other settings"
 
 
-def _differences(experiment: Experiment) -> Iterable[Problem]:
+def _differences(experiment: Experiment, *, expect_running: bool) -> Iterable[Problem]:
     every = set(experiment.seeds)
     for method in experiment.methods:
         mine = {run.seed for run in method.runs}
@@ -149,9 +152,8 @@ def _differences(experiment: Experiment) -> Iterable[Problem]:
                 f"{method.label} has no run with seed {missing}: its means are over fewer seeds than the others'",
             )
         for run in method.runs:
-            if run.model:
-                continue
-            if run.status != "finished":
+            expected = run.status == "finished" or (expect_running and run.status == "running")
+            if not run.model and not expected:
                 yield Problem(run.folder, f"{method.label}, seed {run.seed}: {_progress(run)}")
     plans = {run.planned_rounds for run in experiment.runs}
     if len(plans) > 1:

@@ -93,14 +93,14 @@ def histogram(figure: Figure, experiment: Experiment) -> None:
     low, high = (float(pooled.min()), float(pooled.max())) if pooled.size else (0.0, 1.0)
     bins = np.linspace(low, high if high > low else low + 1, 25)
     figure.set_size_inches(5.2, 0.75 * len(values) + 0.6)
-    rows = figure.subplots(len(values), sharex=True, sharey=True, squeeze=False)[:, 0]
+    rows = figure.subplots(len(values), sharex=True, sharey=True, squeeze=False, gridspec_kw={"hspace": 0.5})[:, 0]
     for i, (axes, method, found) in enumerate(zip(rows, experiment.methods, values, strict=True)):
         colour, _ = _look(experiment, i)
         shares = 100 * np.histogram(found, bins)[0] / max(1, found.size)
         axes.stairs(shares, bins, color=colour, fill=True)
         axes.set_title(method.label, loc="left", color=colour, fontsize=8, fontweight="bold", pad=2)
         axes.spines["left"].set_visible(False)
-        axes.tick_params(left=False, labelleft=False)
+        axes.tick_params(left=False, labelleft=False, bottom=i == len(values) - 1)
         axes.grid(visible=False)
         if found.size:
             axes.axvline(float(found.mean()), color="#1b2125", linewidth=1, linestyle="--")

@@ -34,10 +34,10 @@ class Content(NamedTuple):
     n_folders: int
 
 
-def read_content(paths: Sequence[Path], *, title: str | None = None) -> Content:
+def read_content(paths: Sequence[Path], *, title: str | None = None, expect_running: bool = False) -> Content:
     """Return what there is to report about the runs at or below the paths."""
     reading = read_runs(paths)
-    grouped = group(reading.runs)
+    grouped = group(reading.runs, expect_running=expect_running)
     names = ", ".join(dict.fromkeys(run.experiment for run in reading.runs))
     n_folders = len({run.folder for run in reading.runs})
     return Content(title or names or "No runs", grouped.experiments, reading.problems + grouped.problems, n_folders)

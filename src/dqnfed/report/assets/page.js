@@ -196,7 +196,7 @@ async function boot() {
   const views = articles.map((article, i) => new ExperimentView(article, data[i]));
   chooser(views);
   document.documentElement.dataset.ready = "true";
-  if (window.startLive) window.startLive(views);
+  if (typeof startLive === "function") startLive(views);
 }
 
 boot();
