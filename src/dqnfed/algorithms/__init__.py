@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from dqnfed.algorithms.afl import AFL
+from dqnfed.algorithms.agnostic_fair import AgnosticFair
 from dqnfed.algorithms.disco import DiSCO
 from dqnfed.algorithms.distributed_newton import DistributedNewton
 from dqnfed.algorithms.ditto import Ditto
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.dqn_fed_literal import DQNFedLiteral
+from dqnfed.algorithms.fcfl import FCFL
 from dqnfed.algorithms.fedadam import FedAdam
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedfa import FedFa
@@ -67,6 +69,8 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = {
     "shed": SHED,
     "fedns": FedNS,
     "disco": DiSCO,
+    "agnostic-fair": AgnosticFair,
+    "fcfl": FCFL,
 }
 
 for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register theirs here
