@@ -77,11 +77,12 @@ def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    """Return the rows' Euclidean norms, float64; those whose squares leave the range of float32 are taken again."""
-    lengths = torch.linalg.vector_norm(rows, dim=1).double()
+    """Return the rows' Euclidean norms, float64; those whose squares may be no numbers are scaled first."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
     for k in ((lengths < 1e-18) | (lengths > 1e18)).nonzero().flatten().tolist():
-        lengths[k] = torch.linalg.vector_norm(rows[k].double())
-    return lengths
+        largest = rows[k].abs().amax().double()
+        lengths[k] = largest * torch.linalg.vector_norm(rows[k] / largest) if largest > 0 else 0.0
+    return lengths.clamp(max=torch.finfo(torch.float64).max)
 
 
 def _fields(record: tuple[Any, ...]) -> tuple[str, ...]:

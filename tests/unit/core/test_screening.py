@@ -110,14 +110,22 @@ def test_nobody_may_be_left() -> None:
     assert sorted(k for k, _ in found.dropped) == [0, 1]
 
 
-def test_lengths_whose_squares_leave_float32_are_measured_all_the_same() -> None:
-    """1e-30 squared is 0 and 1e30 squared is infinite in float32, yet both answers are numbers that can be scaled."""
-    tiny = screen(updates([1e-30, 2e-30, 3e-30], torch.float32), Policy(), SCALES)
-    assert tiny.kept.tolist() == [0, 1, 2]
-    given = updates([1.0, 2.0, 3.0, 1e30], torch.float32)
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e30), (torch.float64, 1e200)])
+def test_lengths_whose_squares_are_no_numbers_are_measured_all_the_same(dtype: torch.dtype, size: float) -> None:
+    """The squares of 1e-30 and 1e30 are 0 and infinite in float32, yet both answers are numbers that can be scaled."""
+    tiny = screen(updates([1 / size, 2 / size, 3 / size, 90 / size], dtype), Policy(), SCALES)
+    assert tiny.kept.tolist() == [0, 1, 2, 3]
+    assert tiny.factors[3] == pytest.approx(25 / 90, rel=1e-6)
+    huge = screen(updates([size, 2 * size, 3 * size, 90 * size], dtype), Policy(), SCALES)
+    assert huge.factors.tolist() == pytest.approx([1.0, 1.0, 1.0, 25 / 90], rel=1e-6)
+    given = updates([1.0, 2.0, 3.0, size], dtype)
     found = screen(given, Policy(), SCALES)
-    assert found.factors[3] == pytest.approx(25.0 / 1e30, rel=1e-6)
+    assert found.factors[3] == pytest.approx(25.0 / size, rel=1e-6)
     assert screened_updates(given, found, SCALES).delta[3, 3] == pytest.approx(25.0, rel=1e-6)
+
+
+def test_a_zero_answer_beside_tiny_ones_is_zero() -> None:
+    assert screen(updates([1e-30, 0.0, 1e-30], torch.float32), Policy(), SCALES).kept.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,374 @@
+"""The loop: records that add up, clients that fail, rounds that hold, runs that are stopped."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dqnfed import Evaluation, FedAvg, Federation, Policy, RunResult, run
+from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate
+from dqnfed.core.algorithm import Cohort, Empty, ServerStep, Status, Theta
+from dqnfed.core.federation import Examples
+from dqnfed.core.problem import Problem, Task
+from dqnfed.maths.fairness import fairness_summary
+from dqnfed.sim.evaluate import judge
+from tests.helpers.bowls import federation_of, labelled_clients, network_bowl, quadratic_bowl, regression_clients
+
+
+def with_inputs(federation: Federation, client: int, value: float) -> Federation:
+    """Return the federation in which all inputs of one client are the given number."""
+    inputs = federation.train.inputs.clone()
+    inputs[int(federation.train.starts[client]) : int(federation.train.starts[client + 1])] = value
+    examples = federation.train._replace(inputs=inputs)
+    return Federation(examples, examples, n_classes=federation.n_classes)
+
+
+def without(federation: Federation, client: int) -> Federation:
+    """Return the federation without one client."""
+    train = federation.train
+    kept = torch.tensor([c for c in range(federation.n_clients) if c != client])
+    rows = train.rows(kept)
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), train.sizes[kept].cumsum(0)])
+    examples = Examples(train.inputs[rows], train.targets[rows], starts)
+    return Federation(examples, examples, n_classes=federation.n_classes)
+
+
+def test_records_add_up() -> None:
+    problem, federation, _ = network_bowl()
+    result = run(FedAvg(epochs=2), problem, federation, rounds=5, participation=0.5)
+    n_bytes = 8 * problem.n_parameters
+    rounds = result.history[1:]
+    for record in rounds:
+        assert len(record["clients"]) == 3
+        assert record["bytes_up"] == record["bytes_down"] == 3 * n_bytes
+        assert record["passes"] == 2 * 3
+    totals = result.summary["totals"]
+    assert totals["bytes_up"] == totals["bytes_down"] == 5 * 3 * n_bytes
+    assert totals["passes"] == 30
+    assert totals["seconds"] == pytest.approx(sum(r["seconds"] for r in rounds))
+    assert result.summary["rho_mean"] == pytest.approx(sum(r["rho"] for r in rounds) / 5)
+    assert result.summary["rounds"] == 5
+    assert result.summary["status"] == "finished"
+
+
+def test_records_say_what_the_models_say() -> None:
+    """Every number of the last round, computed again from the model before and the model after it."""
+    problem, federation, _ = network_bowl()
+    before = run(FedAvg(), problem, federation, rounds=2, participation=0.5).theta
+    result = run(FedAvg(), problem, federation, rounds=3, participation=0.5)
+    last, everyone = result.history[-1], torch.arange(6)
+    losses_before = judge(problem, before, federation.train, everyone).loss
+    after = judge(problem, result.theta, federation.train, everyone)
+    assert after.score is not None
+    who = torch.tensor(last["clients"])
+    assert last["loss_before"] == pytest.approx(float(losses_before[who].mean()), rel=1e-12)
+    assert last["loss_after"] == pytest.approx(float(after.loss[who].mean()), rel=1e-12)
+    assert last["rho"] == float((after.loss[who] <= losses_before[who]).double().mean())
+    assert last["train_loss"]["mean"] == pytest.approx(float(after.loss.mean()), rel=1e-12)
+    assert last["train_loss"]["max"] == pytest.approx(float(after.loss.max()), rel=1e-12)
+    assert last["accuracy"] == pytest.approx(fairness_summary(after.score, weights=federation.n_examples))
+    rows = {row[1]: row for row in result.client_rows if row[0] == 2}
+    assert sorted(rows) == list(range(6))
+    for c, (_, _, n, was, now, accuracy) in rows.items():
+        assert n == int(federation.n_examples[c])
+        assert was == (pytest.approx(float(losses_before[c]), rel=1e-12) if c in last["clients"] else None)
+        assert now == pytest.approx(float(after.loss[c]), rel=1e-12)
+        assert accuracy == pytest.approx(float(after.score[c]))
+
+
+def test_the_start_is_round_minus_one() -> None:
+    problem, federation, _ = network_bowl()
+    result = run(FedAvg(), problem, federation, rounds=0)
+    assert torch.equal(result.theta, problem.theta0)
+    assert [r["round"] for r in result.history] == [-1]
+    assert result.summary["start"]["train_loss"]["mean"] == pytest.approx(math.log(3))
+    assert result.summary["status"] == "finished"
+
+
+def test_evaluations_are_as_rare_as_asked_and_change_nothing() -> None:
+    problem, federation, _ = network_bowl()
+    often = run(FedAvg(), problem, federation, rounds=5, participation=0.5)
+    rare = run(FedAvg(), problem, federation, rounds=5, participation=0.5, evaluation=Evaluation(every=3))
+    never = run(
+        FedAvg(), problem, federation, rounds=5, evaluation=Evaluation(every=9, participants=False), participation=0.5
+    )
+    assert torch.equal(often.theta, rare.theta)
+    assert torch.equal(often.theta, never.theta)
+    assert [r["round"] for r in rare.history if r["accuracy"] is not None] == [-1, 2, 4]
+    assert [r["rho"] for r in rare.history] == pytest.approx([r["rho"] for r in often.history])
+    assert {row[0] for row in rare.client_rows} == {-1, 0, 1, 2, 3, 4}
+    assert [r["rho"] for r in never.history] == [None] * 6
+    assert never.summary["rho_mean"] is None
+    assert {row[0] for row in never.client_rows} == {-1, 4}
+
+
+def test_a_client_that_answers_nan_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    problem, federation, _ = network_bowl()
+    with caplog.at_level(logging.WARNING, "dqnfed"):
+        broken = run(FedAvg(), problem, with_inputs(federation, 2, math.nan), rounds=3)
+    alone = run(FedAvg(), problem, without(federation, 2), rounds=3)
+    assert torch.equal(broken.theta, alone.theta)
+    assert all(r["dropped"] == [{"client": 2, "why": "update is not finite"}] for r in broken.history[1:])
+    assert broken.summary["n_dropped"] == 3
+    assert "round 1: client 2 dropped, its update is not finite" in caplog.text
+
+
+def test_a_client_without_a_gradient_is_dropped_and_the_others_go_on() -> None:
+    problem, federation, _ = network_bowl()
+    broken = run(FedAvg(), problem, with_inputs(federation, 2, 0.0), rounds=3)
+    assert torch.equal(broken.theta, run(FedAvg(), problem, without(federation, 2), rounds=3).theta)
+    assert all(r["dropped"] == [{"client": 2, "why": "update has zero norm"}] for r in broken.history[1:])
+
+
+def test_a_client_that_shouts_is_clipped_and_logged() -> None:
+    """On least squares the gradient at zero is X'y/n: a client whose targets are 10^4 times larger shouts as loudly."""
+    clients = regression_clients(5, 4)
+    clients[3] = (clients[3][0], 1e4 * clients[3][1])
+    problem = quadratic_bowl(5, 4).problem
+    result = run(FedAvg(), problem, federation_of(clients), rounds=1)
+    (clipped,) = result.history[-1]["clipped"]
+    assert clipped["client"] == 3
+    assert clipped["factor"] < 1e-2
+    assert result.summary["n_clipped"] == 1
+    free = run(FedAvg(), problem, federation_of(clients), rounds=1, policy=Policy(max_update_norm=math.inf))
+    assert free.history[-1]["clipped"] == []
+    assert free.theta.norm() > 50 * result.theta.norm()
+
+
+def test_if_nobody_is_left_the_model_stays() -> None:
+    problem, federation, _ = network_bowl(n_clients=2)
+    for c in range(2):
+        federation = with_inputs(federation, c, math.nan)
+    result = run(FedAvg(), problem, federation, rounds=3)
+    assert torch.equal(result.theta, problem.theta0)
+    assert [r["status"] for r in result.history[1:]] == ["hold"] * 3
+    assert result.summary["status"] == "finished"
+
+
+def test_too_few_answers_hold_the_model() -> None:
+    problem, federation, _ = network_bowl(n_clients=3)
+    broken = with_inputs(federation, 0, math.nan)
+    assert run(FedAvg(), problem, broken, rounds=1, policy=Policy(min_replies=3)).history[-1]["status"] == "hold"
+    assert run(FedAvg(), problem, broken, rounds=1, policy=Policy(min_replies=2)).history[-1]["status"] == "next"
+
+
+def test_a_failing_policy_names_client_round_and_way_out() -> None:
+    problem, federation, _ = network_bowl()
+    with pytest.raises(ValueError, match=r'client 2 sent an update that is not finite in round 0.*"drop" goes on'):
+        run(FedAvg(), problem, with_inputs(federation, 2, math.nan), rounds=1, policy=Policy(on_nonfinite="fail"))
+
+
+def test_regression_with_a_broken_client_goes_on(tmp_path: Path) -> None:
+    """Its score is no number, so neither is any mean that counts it; the run, the model and the files are fine."""
+    problem, federation, _ = quadratic_bowl(5, 4)
+    result = run(FedAvg(), problem, with_inputs(federation, 1, math.nan), rounds=2, out=tmp_path)
+    assert torch.isfinite(result.theta).all()
+    assert math.isnan(result.accuracy["mean"])
+    loaded = RunResult.load(tmp_path)
+    assert loaded.summary["accuracy"]["mean"] is None
+    scores = [row[5] for row in loaded.client_rows if row[0] == 1]
+    assert [math.isfinite(score) for score in scores] == [True, False, True, True, True]
+
+
+def test_a_model_that_leaves_the_numbers_stops_the_run() -> None:
+    problem, federation, _ = quadratic_bowl(3, 4)
+    result = run(FedAvg(lr=10.0, server_lr=1e308), problem, federation, rounds=10)
+    assert result.summary["status"] == "stopped"
+    assert "not finite after round" in result.summary["reason"]
+    assert result.summary["rounds"] == len(result.history) - 1 < 10
+
+
+class TwoPhases(NamedTuple):
+    theta: Tensor  # [n]
+    phase: Tensor  # []
+
+
+class First(NamedTuple):
+    theta: Tensor  # [n]
+
+
+class Second(NamedTuple):
+    theta: Tensor  # [n]
+
+
+class SecondAnswer(NamedTuple):
+    value: Tensor  # []
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsksTwice(FedAvg):
+    """FedAvg that asks everybody a second question before it steps; some have no answer to that one."""
+
+    Server: ClassVar[type] = TwoPhases
+    Sent: ClassVar[tuple[type, ...]] = (First, Second)
+    Update: ClassVar[tuple[type, ...]] = (FedAvgUpdate, SecondAnswer)
+    silent: float = 0.0  # clients with a mean input below this answer the second question with NaN
+
+    def init_server(self, problem: Problem, n_clients: int) -> TwoPhases:  # type: ignore[override]
+        return TwoPhases(problem.theta0.clone(), torch.tensor(0))
+
+    def send(self, server: TwoPhases) -> First | Second:  # type: ignore[override]
+        return First(server.theta) if int(server.phase) == 0 else Second(server.theta)
+
+    def client_step(  # type: ignore[override]
+        self, problem: Problem, task: Task, sent: First | Second, memory: Empty
+    ) -> tuple[FedAvgUpdate | SecondAnswer, Empty]:
+        if isinstance(sent, First):
+            return super().client_step(problem, task, Theta(sent.theta), memory)
+        mean = (task.inputs.mean(1) * task.mask).sum() / task.mask.sum()
+        return SecondAnswer(torch.where(mean < self.silent, torch.nan, mean)), memory
+
+    def server_step(  # type: ignore[override]
+        self, server: TwoPhases, updates: FedAvgUpdate | SecondAnswer, cohort: Cohort
+    ) -> ServerStep[TwoPhases]:
+        if isinstance(updates, FedAvgUpdate):
+            stepped = super().server_step(FedAvgServer(server.theta), updates, cohort).server
+            return ServerStep(TwoPhases(stepped.theta, torch.tensor(1)), Status.AGAIN, {"first": 1.0})
+        return ServerStep(TwoPhases(server.theta, torch.tensor(0)), Status.NEXT, {"second": float(len(updates.value))})
+
+    def passes(self, sent: Any) -> float:
+        return 1.0 if isinstance(sent, First) else 0.5
+
+
+def test_phases_are_added_up() -> None:
+    problem, federation, _ = network_bowl()
+    result = run(AsksTwice(silent=-math.inf), problem, federation, rounds=2)
+    record, n_bytes = result.history[-1], 8 * problem.n_parameters
+    assert record["bytes_up"] == 6 * (n_bytes + 8)
+    assert record["bytes_down"] == 6 * 2 * n_bytes
+    assert record["passes"] == 6 * 1.5
+    assert record["diagnostics"] == {"first": 1.0, "second": 6.0}
+    assert torch.equal(result.theta, run(FedAvg(), problem, federation, rounds=2).theta)
+
+
+def test_a_round_that_loses_everybody_halfway_goes_back_to_its_start() -> None:
+    problem, federation, _ = network_bowl()
+    result = run(AsksTwice(silent=math.inf), problem, federation, rounds=2)
+    assert torch.equal(result.theta, problem.theta0)
+    for record in result.history[1:]:
+        assert record["status"] == "hold"
+        assert record["diagnostics"] == {"first": 1.0}  # the next round begins with the first question again
+        assert record["loss_after"] == record["loss_before"]
+
+
+def test_a_client_at_fault_in_two_phases_is_counted_once() -> None:
+    problem, federation, _ = network_bowl()
+    result = run(AsksTwice(silent=-math.inf), problem, with_inputs(federation, 4, math.nan), rounds=2)
+    assert all(r["dropped"] == [{"client": 4, "why": "update is not finite"}] for r in result.history[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeverDone(FedAvg):
+    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
+        return ServerStep(server, Status.AGAIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoneAtOnce(FedAvg):
+    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
+        return super().server_step(server, updates, cohort)._replace(status=Status.STOP, reason="that was it")
+
+
+def test_endless_phases_are_refused() -> None:
+    problem, federation, _ = network_bowl(n_clients=1)
+    with pytest.raises(RuntimeError, match="NeverDone asked for more than 200 phases in round 0"):
+        run(NeverDone(), problem, federation, rounds=1)
+
+
+def test_a_method_may_end_the_run_and_stays_stopped(tmp_path: Path) -> None:
+    problem, federation, _ = network_bowl(n_clients=2)
+    result = run(DoneAtOnce(), problem, federation, rounds=5, out=tmp_path)
+    assert (result.summary["status"], result.summary["reason"], result.summary["rounds"]) == (
+        "stopped",
+        "that was it",
+        1,
+    )
+    resumed = run(DoneAtOnce(), problem, federation, rounds=5, out=tmp_path, resume=True)
+    assert (resumed.summary["status"], resumed.summary["rounds"]) == ("stopped", 1)
+
+
+class Listener:
+    """An observer that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def start(self, out: Path | None, config: Mapping[str, Any]) -> None:
+        self.heard.append("start")
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        self.heard.append(f"round {record['round']}")
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.heard.append(summary["status"])
+
+
+def test_observers_hear_every_round_once() -> None:
+    problem, federation, _ = network_bowl(n_clients=2)
+    listener = Listener()
+    run(FedAvg(), problem, federation, rounds=2, observers=[listener])
+    assert listener.heard == ["start", "round 0", "round 1", "finished"]
+
+
+def test_another_run_cannot_go_on_in_a_folder(tmp_path: Path) -> None:
+    problem, federation, _ = network_bowl(n_clients=4)
+    run(FedAvg(), problem, federation, rounds=1, out=tmp_path)
+    with pytest.raises(ValueError, match="was begun with seed 0 and cannot go on with 1"):
+        run(FedAvg(), problem, federation, rounds=2, out=tmp_path, resume=True, seed=1)
+    with pytest.raises(ValueError, match="was begun with algorithm FedAvg and cannot go on with AsksTwice"):
+        run(AsksTwice(), problem, federation, rounds=2, out=tmp_path, resume=True)
+    with pytest.raises(ValueError, match="was begun with clients a round 4 and cannot go on with 2"):
+        run(FedAvg(), problem, federation, rounds=2, out=tmp_path, resume=True, participation=0.5)
+    other = federation_of(labelled_clients(5, 4))
+    with pytest.raises(ValueError, match="was begun with clients 4 and cannot go on with 5"):
+        run(FedAvg(), problem, other, rounds=2, out=tmp_path, resume=True)
+
+
+def test_resuming_needs_a_folder_and_begins_where_there_is_none(tmp_path: Path) -> None:
+    problem, federation, _ = network_bowl(n_clients=2)
+    with pytest.raises(ValueError, match="`resume=True` needs `out`"):
+        run(FedAvg(), problem, federation, rounds=1, resume=True)
+    result = run(FedAvg(), problem, federation, rounds=1, out=tmp_path / "new", resume=True)
+    assert result.summary["rounds"] == 1
+
+
+def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
+    problem, federation, _ = network_bowl(n_clients=3)
+    run(FedAvg(), problem, federation, rounds=2, out=tmp_path)
+    longer = run(FedAvg(), problem, federation, rounds=4, out=tmp_path, resume=True)
+    assert torch.equal(longer.theta, run(FedAvg(), problem, federation, rounds=4).theta)
+    assert [r["round"] for r in longer.history] == [-1, 0, 1, 2, 3]
+
+
+def test_an_old_checkpoint_in_the_folder_is_not_the_new_runs(tmp_path: Path) -> None:
+    """A run that fails before its first checkpoint, in the folder of another one, starts again from its own start."""
+    problem, federation, _ = network_bowl(n_clients=3)
+    run(FedAvg(lr=0.5), problem, federation, rounds=4, out=tmp_path)
+
+    class Crash(Listener):
+        def round(self, record: Mapping[str, Any]) -> None:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(FedAvg(lr=0.1), problem, federation, rounds=4, out=tmp_path, observers=[Crash()])
+    resumed = run(FedAvg(lr=0.1), problem, federation, rounds=4, out=tmp_path, resume=True)
+    assert torch.equal(resumed.theta, run(FedAvg(lr=0.1), problem, federation, rounds=4).theta)
+
+
+def test_validation_examples_are_scored_when_asked() -> None:
+    inputs, targets = torch.randn(60, 4, dtype=torch.float64), torch.arange(60) % 3
+    federation = Federation.from_arrays(inputs, targets, [k % 3 for k in range(60)], validation=0.3)
+    problem = network_bowl().problem
+    result = run(FedAvg(), problem, federation, rounds=1, evaluation=Evaluation(part="validation"))
+    assert federation.validation is not None
+    found = judge(problem, result.theta, federation.validation, torch.arange(3)).score
+    assert found is not None
+    assert result.accuracy["mean"] == pytest.approx(float(found.mean()))

@@ -1,0 +1,106 @@
+"""Client memories against the plainest oracle there is: a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.tensors import map_tensors
+from dqnfed.sim.feed import Feed
+from dqnfed.sim.memory import MemoryStore
+from tests.helpers.bowls import federation_of, labelled_clients, network_bowl
+
+
+class Diary(NamedTuple):
+    n_visits: Tensor  # []
+    notes: Tensor  # [2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visited(FedAvg):
+    """FedAvg whose clients start a diary with the number of their examples."""
+
+    Memory: ClassVar[type] = Diary
+
+    def init_memory(self, problem: Problem, task: Task) -> Diary:  # type: ignore[override]
+        return Diary(task.mask.sum(), torch.zeros(2, dtype=torch.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisitedAlone(Visited):
+    vectorises: ClassVar[bool] = False
+
+
+def store_of(algorithm: FedAvg, n_clients: int) -> tuple[MemoryStore, Callable[[Tensor], Task]]:
+    problem = network_bowl().problem
+    feed = Feed(federation_of(labelled_clients(n_clients, 4)), problem, algorithm, 0)
+    return MemoryStore(algorithm, problem, n_clients), lambda clients: feed.tasks(clients, 0)
+
+
+@pytest.mark.parametrize("algorithm", [Visited(), VisitedAlone()])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_visits_equal_a_dict(algorithm: FedAvg, seed: int) -> None:
+    n_clients = 7
+    store, tasks = store_of(algorithm, n_clients)
+    oracle: dict[int, tuple[float, list[float]]] = {}
+    rng = np.random.default_rng(seed)
+    held: list[tuple[Diary, Diary]] = []  # what was handed out, and what it said then
+    for visit in range(40):
+        size = n_clients if rng.random() < 0.3 else int(rng.integers(1, n_clients + 1))
+        clients = torch.as_tensor(np.sort(rng.choice(n_clients, size, replace=False)))
+        found = store.get(clients, tasks(clients))
+        expected = [oracle.get(c, (8.0 + c, [0.0, 0.0])) for c in clients.tolist()]
+        assert found.n_visits.tolist() == [v for v, _ in expected]
+        assert found.notes.tolist() == [notes for _, notes in expected]
+        held.append((found, map_tensors(torch.clone, found)))
+        stays = torch.as_tensor(np.flatnonzero(rng.random(size) < 0.8))  # the others were dropped this time
+        kept = clients[stays]
+        after = Diary(found.n_visits[stays] + 1, found.notes[stays] + visit)
+        store.put(kept, after)
+        held.append((after, map_tensors(torch.clone, after)))
+        for k, c in enumerate(kept.tolist()):
+            oracle[c] = (float(after.n_visits[k]), after.notes[k].tolist())
+        for given, then in held:
+            assert all(torch.equal(a, b) for a, b in zip(given, then, strict=True)), "a tensor was written into"
+
+
+def test_newcomers_are_not_stored_before_they_answer() -> None:
+    store, tasks = store_of(Visited(), 3)
+    clients = torch.tensor([0, 2])
+    store.get(clients, tasks(clients))
+    assert store.rows is None
+    assert store.row_of.tolist() == [-1, -1, -1]
+    store.put(clients[:0], None)
+    assert store.rows is None
+
+
+def test_a_memory_that_vmap_did_not_copy_may_be_overwritten_in_part() -> None:
+    """A client that keeps the server's own theta hands back one tensor seen n times; writing into it reaches all."""
+    store, tasks = store_of(Visited(), 3)
+    theta, everyone = torch.zeros(2, dtype=torch.float64), torch.arange(3)
+    store.put(everyone, store.get(everyone, tasks(everyone)))
+    view = vmap(lambda visits: Diary(visits, theta))(torch.zeros(3, dtype=torch.float64))
+    assert view.notes.data_ptr() == theta.data_ptr()
+    store.put(everyone, view)
+    store.put(torch.tensor([1]), Diary(torch.ones(1, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)))
+    assert theta.tolist() == [0.0, 0.0]
+    assert store.get(everyone, tasks(everyone)).notes.tolist() == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+
+
+def test_an_answer_may_share_its_memory() -> None:
+    """The memories of those who pass are stored before the server reads the answers."""
+    store, tasks = store_of(Visited(), 3)
+    everyone = torch.arange(3)
+    store.put(everyone, store.get(everyone, tasks(everyone)))
+    answer = store.get(everyone, tasks(everyone)).notes  # a method that sends what it keeps
+    store.put(torch.tensor([0, 2]), Diary(torch.ones(2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)))
+    assert answer.tolist() == [[0.0, 0.0]] * 3
