@@ -20,11 +20,15 @@ from dqnfed.algorithms.fedheal import FedHEAL
 from dqnfed.algorithms.fedlf import FedLF
 from dqnfed.algorithms.fedmgda_plus import FedMGDAPlus
 from dqnfed.algorithms.fednew import FedNew
+from dqnfed.algorithms.fednew_cg import FedNewCG
 from dqnfed.algorithms.fednl import FedNL
 from dqnfed.algorithms.fednl_cr import FedNLCR
+from dqnfed.algorithms.fednl_diag import FedNLDiag
+from dqnfed.algorithms.fednl_head import FedNLHead
 from dqnfed.algorithms.fednl_ls import FedNLLS
 from dqnfed.algorithms.fednl_pp import FedNLPP
 from dqnfed.algorithms.fedns import FedNS
+from dqnfed.algorithms.fedns_ggn import FedNSGGN
 from dqnfed.algorithms.fedprox import FedProx
 from dqnfed.algorithms.giant import GIANT
 from dqnfed.algorithms.local_newton import LocalNewton
@@ -69,6 +73,10 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = {
     "shed": SHED,
     "fedns": FedNS,
     "disco": DiSCO,
+    "fedns-ggn": FedNSGGN,
+    "fednl-head": FedNLHead,
+    "fednl-diag": FedNLDiag,
+    "fednew-cg": FedNewCG,
     "agnostic-fair": AgnosticFair,
     "fcfl": FCFL,
 }

@@ -1,6 +1,6 @@
 """A line search on the mean loss, one trial a phase: the server proposes, every client sends one number.
 
-Not a method of its own; `fednl-ls`, `shed` and `fedns` use it.
+Not a method of its own; `fednl-ls`, `shed`, `fedns` and the network forms use it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from dqnfed.core.algorithm import Status
 
 ROUNDING = 10.0  # in units of the loss's last digit: an increase smaller than this is none
 MAX_TRIALS = 60
@@ -58,3 +60,22 @@ def is_accepted(search: Search, trial_loss: Tensor, sufficient: float) -> bool:
 def shortened(search: Search, factor: float) -> Search:
     """Return the search with its next, shorter trial."""
     return search._replace(length=search.length * factor, n_trials=search.n_trials + 1)
+
+
+class Judged(NamedTuple):
+    """What became of a trial."""
+
+    theta: Tensor  # [n] the accepted model, or the one before
+    search: Search  # over, or with its next trial
+    status: Status
+    diagnostics: dict[str, float]
+
+
+def judged(theta: Tensor, search: Search, trial_loss: Tensor, sufficient: float, shrink: float) -> Judged:
+    """Return the next model if the trial is accepted, the next trial if not, or theta itself after the last one."""
+    diagnostics = {"length": float(search.length), "trials": float(search.n_trials)}
+    if is_accepted(search, trial_loss, sufficient):
+        return Judged(theta - search.length * search.step, no_search(theta), Status.NEXT, diagnostics)
+    if int(search.n_trials) >= MAX_TRIALS:
+        return Judged(theta, no_search(theta), Status.HOLD, diagnostics)
+    return Judged(theta, shortened(search, shrink), Status.AGAIN, {})

@@ -8,16 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import (
-    MAX_TRIALS,
-    Search,
-    Trial,
-    TrialLoss,
-    begun_search,
-    is_accepted,
-    no_search,
-    shortened,
-)
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
 from dqnfed.algorithms.fednl import MIN_MU, smallest_eigenvalue
 from dqnfed.algorithms.hessian_learning import Begin, HessianLearner
 from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_range
@@ -131,7 +122,8 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
             begun = server._replace(hessian=updates.hessian.mean(0), has_begun=torch.tensor(True))
             return ServerStep(begun, Status.AGAIN)
         if isinstance(updates, TrialLoss):
-            return self._judged(server, updates.loss.mean())
+            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         n = len(server.theta)
         gradient = updates.gradient.mean(0)
         step = projected_solution(unpacked(server.hessian, n), gradient, self.mu or MIN_MU)
@@ -139,17 +131,6 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
         moved = server.hessian + self.learning_rate(how) * mean_expanded(how, updates.code, cohort.n_clients)
         search = begun_search(step, updates.loss.mean(), gradient @ step)
         return ServerStep(server._replace(hessian=moved, search=search), Status.AGAIN)
-
-    def _judged(self, server: FedNLLSServer, trial_loss: Tensor) -> ServerStep[FedNLLSServer]:
-        search = server.search
-        diagnostics = {"length": float(search.length), "trials": float(search.n_trials)}
-        stopped = server._replace(search=no_search(server.theta))
-        if is_accepted(search, trial_loss, self.sufficient):
-            moved = stopped._replace(theta=server.theta - search.length * search.step)
-            return ServerStep(moved, Status.NEXT, diagnostics)
-        if int(search.n_trials) >= MAX_TRIALS:
-            return ServerStep(stopped, Status.HOLD, diagnostics)
-        return ServerStep(server._replace(search=shortened(search, self.shrink)), Status.AGAIN)
 
     def uplink_bits(self, updates: Start | FedNLLSUpdate | TrialLoss) -> int:
         if not isinstance(updates, FedNLLSUpdate):

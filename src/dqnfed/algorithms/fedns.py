@@ -8,16 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import (
-    MAX_TRIALS,
-    Search,
-    Trial,
-    TrialLoss,
-    begun_search,
-    is_accepted,
-    no_search,
-    shortened,
-)
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
 from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_root, refuse_if_too_large
 from dqnfed.core.problem import Problem, Task
@@ -113,7 +104,8 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
         self, server: FedNSServer, updates: FedNSUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[FedNSServer]:
         if isinstance(updates, TrialLoss):
-            return self._judged(server, updates.loss.mean())
+            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         n = len(server.theta)
         rows = updates.root.reshape(-1, n)
         eye = torch.eye(n, dtype=rows.dtype, device=rows.device)
@@ -123,17 +115,6 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
         return ServerStep(
             server._replace(search=begun_search(step, updates.loss.mean(), gradient @ step)), Status.AGAIN
         )
-
-    def _judged(self, server: FedNSServer, trial_loss: Tensor) -> ServerStep[FedNSServer]:
-        search = server.search
-        diagnostics = {"length": float(search.length), "trials": float(search.n_trials)}
-        stopped = server._replace(search=no_search(server.theta))
-        if is_accepted(search, trial_loss, self.sufficient):
-            moved = stopped._replace(theta=server.theta - search.length * search.step)
-            return ServerStep(moved, Status.NEXT, diagnostics)
-        if int(search.n_trials) >= MAX_TRIALS:
-            return ServerStep(stopped, Status.HOLD, diagnostics)
-        return ServerStep(server._replace(search=shortened(search, self.shrink)), Status.AGAIN)
 
     def passes(self, sent: Theta | Trial) -> float:
         return LOSS_PASSES if isinstance(sent, Trial) else 1.0 + self.rows

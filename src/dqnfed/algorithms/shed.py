@@ -8,16 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import (
-    MAX_TRIALS,
-    Search,
-    Trial,
-    TrialLoss,
-    begun_search,
-    is_accepted,
-    no_search,
-    shortened,
-)
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_choice, check_range
 from dqnfed.core.curvature import (
     LOSS_PASSES,
@@ -160,7 +151,10 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         self, server: SHEDServer, updates: SHEDUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[SHEDServer]:
         if isinstance(updates, TrialLoss):
-            return self._judged(server, updates.loss.mean())
+            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            n_rounds = server.n_rounds + int(found.status is not Status.AGAIN)
+            changed = server._replace(theta=found.theta, search=found.search, n_rounds=n_rounds)
+            return ServerStep(changed, found.status, found.diagnostics)
         clients = cohort.clients.to(server.theta.device)
         n, n_known = len(server.theta), 0 if is_renewal(int(server.n_rounds)) else int(server.n_known)
         n_now = min(n_known + updates.values.shape[1], n)
@@ -177,17 +171,6 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         search = begun_search(step, updates.loss.mean(), gradient @ step)
         known = torch.tensor(n_now)
         return ServerStep(SHEDServer(server.theta, values, vectors, known, server.n_rounds, search), Status.AGAIN)
-
-    def _judged(self, server: SHEDServer, trial_loss: Tensor) -> ServerStep[SHEDServer]:
-        search = server.search
-        diagnostics = {"length": float(search.length), "pairs_known": float(server.n_known)}
-        stopped = server._replace(search=no_search(server.theta), n_rounds=server.n_rounds + 1)
-        if is_accepted(search, trial_loss, self.sufficient):
-            moved = stopped._replace(theta=server.theta - search.length * search.step)
-            return ServerStep(moved, Status.NEXT, diagnostics)
-        if int(search.n_trials) >= MAX_TRIALS:
-            return ServerStep(stopped, Status.HOLD, diagnostics)
-        return ServerStep(server._replace(search=shortened(search, self.shrink)), Status.AGAIN)
 
     def uplink_bits(self, updates: SHEDUpdate | TrialLoss) -> int:
         if isinstance(updates, TrialLoss):

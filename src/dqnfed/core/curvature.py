@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
-from dqnfed.core.problem import Problem, Task, sign_accuracy
+from dqnfed.core.problem import Problem, Task, cross_entropies, sign_accuracy, squared_errors
 from dqnfed.maths.symmetric import glm_hessian, n_packed
 
 LOSS_PASSES = 1.0 / 3.0
@@ -141,6 +141,51 @@ def gauss_newton_product(problem: Problem, task: Task, theta: Tensor, v: Tensor)
     bent: Tensor = jvp(grad(mean_loss), (z,), (pushed,))[1]
     product: Tensor = pulled_back(bent)[0]
     return product + problem.ridge * v
+
+
+def gauss_newton_rows(problem: Problem, task: Task, theta: Tensor, signs: Tensor) -> Tensor:
+    """Return rows [s, n] whose Y'Y is the Gauss-Newton matrix (without ridge) in expectation: one backward pass a row.
+
+    A row is J' (L^(1/2) e): the outputs' Jacobian transposed, on the loss curvature's root times random signs e,
+    signs [s, N * outputs] with E signs'signs = I. Squared, a row is an unbiased, non-negative estimate of the diagonal.
+    """
+    share = _shares(task).sqrt()
+
+    def outputs(t: Tensor) -> Tensor:
+        return problem.predict(t, task.inputs)
+
+    z, pulled_back = vjp(outputs, theta)[:2]
+    flat = z.reshape(len(share), -1)
+
+    def row(e: Tensor) -> Tensor:
+        bent = _output_root_product(problem, z, flat, task.targets, e[: flat.numel()].view_as(flat))
+        pulled: Tensor = pulled_back((share[:, None] * bent).view_as(z))[0]
+        return pulled
+
+    rows: Tensor = vmap(row)(signs)
+    return rows
+
+
+def n_outputs(problem: Problem, task: Task) -> int:
+    """Return how many outputs the model has for one example."""
+    return problem.predict(problem.theta0, task.inputs[:1]).numel()
+
+
+def _output_root_product(problem: Problem, z: Tensor, flat: Tensor, targets: Tensor, e: Tensor) -> Tensor:
+    """Return L^(1/2) e for every example [N, outputs], L the Hessian of its loss in its outputs."""
+    if problem.losses is cross_entropies and z.dim() == 2:
+        p = torch.softmax(flat, dim=1)  # L = diag(p) - pp' = BB' with B = diag(sqrt p) - p sqrt(p)'
+        root = p.sqrt()
+        return root * e - p * (root * e).sum(1, keepdim=True)
+    if problem.losses is squared_errors:
+        return e
+
+    def one_loss(out: Tensor, target: Tensor) -> Tensor:
+        return problem.losses(out.reshape(1, *z.shape[1:]), target[None])[0]
+
+    values, vectors = torch.linalg.eigh(vmap(hessian(one_loss))(flat, targets))
+    product: Tensor = (vectors @ (values.clamp(min=0.0).sqrt() * e)[:, :, None]).squeeze(-1)
+    return product
 
 
 def hessian_passes(theta: Tensor) -> float:

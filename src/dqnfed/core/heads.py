@@ -1,0 +1,76 @@
+"""The last linear layer of a network: where it is in theta, what it sees, and its exact Hessian."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dqnfed.core.problem import Problem, Task
+
+
+class Head(NamedTuple):
+    """A linear layer at the end of theta: weight [classes, features], then bias [classes]."""
+
+    n_classes: int
+    n_features: int
+    start: int  # where its weight begins in theta; the bias ends theta
+
+    @property
+    def n_parameters(self) -> int:
+        return self.n_classes * (self.n_features + 1)
+
+    def places(self) -> Tensor:
+        """Return the positions in theta [classes, features + 1]: of every class its weights, then its bias."""
+        weights = self.start + torch.arange(self.n_classes * self.n_features).view(self.n_classes, -1)
+        biases = self.start + self.n_classes * self.n_features + torch.arange(self.n_classes)
+        return torch.cat([weights, biases[:, None]], dim=1)
+
+
+def last_layer(problem: Problem) -> Head:
+    """Return the head of the problem's model; refuses models that do not end in a linear layer with a bias."""
+    shapes = [shape for _, shape in problem.layout]
+    if len(shapes) < 2 or len(shapes[-2]) != 2 or len(shapes[-1]) != 1 or shapes[-1][0] != shapes[-2][0]:
+        ends = ", ".join(f"{name} {tuple(shape)}" for name, shape in problem.layout[-2:])
+        raise ValueError(
+            f"a head is a linear layer with a bias at the end of the model, but the model ends with {ends}. "
+            "Add nn.Linear(features, classes) as its last layer, or use fednl-diag or fedns-ggn."
+        )
+    n_classes, n_features = shapes[-2]
+    return Head(n_classes, n_features, problem.n_parameters - n_classes * (n_features + 1))
+
+
+def head_features(problem: Problem, task: Task, theta: Tensor, head: Head) -> Tensor:
+    """Return what the head sees [N, features + 1], the last column being 1 for the bias.
+
+    Unit vectors in the head's weights make the outputs read the features, as many at a time as there are classes.
+    """
+    blocks = []
+    body = theta[: head.start]
+    for first in range(0, head.n_features, head.n_classes):
+        weight = theta.new_zeros(head.n_classes, head.n_features)
+        n_read = min(head.n_classes, head.n_features - first)
+        weight[:n_read, first : first + n_read] = torch.eye(n_read, dtype=theta.dtype, device=theta.device)
+        reading = torch.cat([body, weight.reshape(-1), theta.new_zeros(head.n_classes)])
+        blocks.append(problem.predict(reading, task.inputs)[:, :n_read])
+    features = torch.cat(blocks, dim=1)
+    return torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+
+
+def head_hessians(features: Tensor, outputs: Tensor, mask: Tensor, *, is_full: bool) -> Tensor:
+    """Return the cross-entropy's Hessian in the head, classes outermost: [1, d, d] whole, or [classes, f, f] blocks.
+
+    Whole: entries (a, b) of (diag p - pp') times zz', averaged over examples; blocks: those with a = b.
+    """
+    p = torch.softmax(outputs, dim=1)
+    share = mask / mask.sum().clamp(min=1)
+    if not is_full:
+        weights = (p * (1.0 - p) * share[:, None]).T  # [C, N]
+        return (weights[:, None, :] * features.T) @ features
+    n, n_classes = p.shape
+    weights = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) * share[:, None, None]
+    rows = [
+        features.T @ (weights[:, a, :, None] * features[:, None, :]).reshape(n, -1) for a in range(n_classes)
+    ]  # each [f, C f]
+    return torch.cat(rows)[None]
