@@ -59,7 +59,7 @@ class FedLF(Algorithm[FedLFServer, Empty, FedLFUpdate]):
     (diagnostic `least_product`). A tensor with fewer entries than there are rows often has zero in its hull and then
     never moves: `layers = "module"` joins the tensors of a module, weights and biases.
 
-    Reference: Pan, Li, Wang, Chen & Chen, "FedLF: layer-wise fair federated learning", AAAI 2024.
+    Reference: Pan, Li, Yu, Wang, Wang, Tang & Zhao, "FedLF: layer-wise fair federated learning", AAAI 2024.
     """
 
     Server: ClassVar[type] = FedLFServer
@@ -103,7 +103,7 @@ class FedLF(Algorithm[FedLFServer, Empty, FedLFUpdate]):
         if not length > 0.0:
             return ServerStep(server, Status.HOLD)  # Pareto-stationary in every layer
         step = direction * (wanted / length)
-        products = (delta @ direction).double() / (delta.norm(dim=1) * length).clamp(min=1e-300)
+        products = (delta @ direction).double() / (delta.norm(dim=1).double() * length).clamp(min=1e-300)
         return ServerStep(
             server._replace(theta=server.theta - self.server_lr * step),
             diagnostics={"least_product": float(products.min()), "n_past": float(len(past))},
@@ -155,8 +155,9 @@ def layer_direction(slices: Tensor, past: Tensor, h: FloatArray) -> Tensor:
     """Return one layer's direction: the shortest vector in the hull of the clients', fair and past rows.
 
     Everything but the final combination happens on the float64 Gramian of [slices; past]: rows are coefficients.
+    Squared lengths below the precision of its entries are rounding; the step is scaled up later, so they count as zero.
     """
-    K = len(slices)
+    K, rounding = len(slices), torch.finfo(slices.dtype).eps
     M = gramian(torch.cat([slices, past])).numpy()
     lengths = np.sqrt(np.clip(M.diagonal(), 0.0, None))
     common = float(lengths[:K].mean())
@@ -165,10 +166,13 @@ def layer_direction(slices: Tensor, past: Tensor, h: FloatArray) -> Tensor:
         return torch.zeros_like(slices[0])
     scaled = np.diag(np.where(live, common / np.where(live, lengths, 1.0), 0.0))
     fair = h @ scaled[:K]
-    fair_length = float(np.sqrt(max(fair @ M @ fair, 0.0)))
+    fair_squared = float(fair @ M @ fair)
     rows = scaled[live]
-    if fair_length > 1e-7 * common * float(np.abs(h).sum()):  # below this the slices cancel to rounding
-        rows = np.vstack([rows, fair * (common / fair_length)])
-    weights = torch.from_numpy(min_norm_weights(rows @ M @ rows.T) @ rows)
+    if fair_squared > rounding * (common * float(np.abs(h).sum())) ** 2:
+        rows = np.vstack([rows, fair * (common / np.sqrt(fair_squared))])
+    coefficients = min_norm_weights(rows @ M @ rows.T) @ rows
+    if coefficients @ M @ coefficients <= rounding * common**2:
+        return torch.zeros_like(slices[0])
+    weights = torch.from_numpy(coefficients)
     direction = combine(weights[:K], slices)
     return direction + combine(weights[K:], past) if len(past) else direction

@@ -93,10 +93,11 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
         live = unit.live
         weights[live] = min_norm_box_weights(unit.matrix[np.ix_(live, live)], lower[live], upper[live])
         direction = combine(torch.from_numpy(weights / unit.lengths), updates.delta)
-        status = Status.NEXT if bool(direction.any()) else Status.HOLD  # Pareto-stationary for this cohort
-        theta = server.theta - self._step_length(updates.delta, torch.from_numpy(prior), cohort.round) * direction
-        squared = float(weights @ unit.matrix @ weights)
-        return ServerStep(FedMGDAPlusServer(theta), status, {"norm": max(squared, 0.0) ** 0.5})
+        diagnostics = {"norm": float(direction.norm())}
+        if diagnostics["norm"] <= 10 * torch.finfo(direction.dtype).eps:  # Pareto-stationary for this cohort
+            return ServerStep(server, Status.HOLD, diagnostics)
+        length = self._step_length(updates.delta, torch.from_numpy(prior), cohort.round)
+        return ServerStep(FedMGDAPlusServer(server.theta - length * direction), diagnostics=diagnostics)
 
     def _step_length(self, delta: Tensor, prior: Tensor, round: int) -> float:
         decay = self.server_lr_decay**round

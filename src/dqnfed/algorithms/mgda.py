@@ -67,9 +67,11 @@ class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
         return MGDAUpdate(sent.theta - local), memory
 
     def server_step(self, server: MGDAServer, updates: MGDAUpdate, cohort: Cohort) -> ServerStep[MGDAServer]:
-        weights = torch.from_numpy(min_norm_weights(gramian(updates.delta).numpy()))
+        M = gramian(updates.delta).numpy()
+        weights = torch.from_numpy(min_norm_weights(M))
         step = combine(weights, updates.delta)
-        status = Status.NEXT if bool(step.any()) else Status.HOLD  # Pareto-stationary for this cohort
-        return ServerStep(
-            MGDAServer(server.theta - self.server_lr * step), status, {"n_active": float((weights > 0).sum())}
-        )
+        diagnostics = {"n_active": float((weights > 0).sum()), "norm": float(step.norm())}
+        rounding = 10 * torch.finfo(step.dtype).eps * float(M.diagonal().max()) ** 0.5
+        if diagnostics["norm"] <= rounding:  # Pareto-stationary for this cohort
+            return ServerStep(server, Status.HOLD, diagnostics)
+        return ServerStep(MGDAServer(server.theta - self.server_lr * step), diagnostics=diagnostics)
