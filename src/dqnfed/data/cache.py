@@ -16,18 +16,15 @@ from safetensors.torch import save_file
 from dqnfed.data.catalogue import Dataset
 from dqnfed.data.raw import RawData
 
-FORMAT = "dqnfed-data-1"
+FORMAT = "dqnfed-data-2"
 COLUMNS = ("inputs", "targets", "clients", "is_test", "is_validation")
 
 log = logging.getLogger(__name__)
 
 
 def default_data_dir() -> Path:
-    """Return where datasets are looked for: $DQNFED_DATA, else dqnfed/data under the user's data folder."""
-    if given := os.environ.get("DQNFED_DATA"):
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "dqnfed" / "data"
+    """Return where datasets are looked for: $DQNFED_DATA, else the folder `data` here."""
+    return Path(os.environ.get("DQNFED_DATA") or "data").expanduser()
 
 
 def cache_dir() -> Path:
@@ -65,6 +62,7 @@ def read_cached(path: Path, stamped: str) -> RawData | None:
         n_classes=about["n_classes"],
         clients=columns.get("clients"),
         client_names=tuple(about["client_names"]),
+        class_names=tuple(about["class_names"]),
         is_test=columns.get("is_test"),
         is_validation=columns.get("is_validation"),
     )
@@ -73,6 +71,7 @@ def read_cached(path: Path, stamped: str) -> RawData | None:
 def write_cached(raw: RawData, path: Path, stamped: str) -> None:
     """Write the dataset at `path` at once or not at all; a full or read-only disk costs the cache, not the run."""
     about = {"name": raw.name, "n_classes": raw.n_classes, "client_names": list(raw.client_names)}
+    about["class_names"] = list(raw.class_names)
     columns = {key: getattr(raw, key).contiguous() for key in COLUMNS if getattr(raw, key) is not None}
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

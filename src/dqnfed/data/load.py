@@ -14,7 +14,7 @@ from dqnfed.data.readers.files import MissingFiles
 def load(name: str, data_dir: Path | None = None) -> RawData:
     """Return the dataset called `name` from the official files under `data_dir/FOLDER`, or from the cache of them.
 
-    `data_dir` is by default $DQNFED_DATA, else the user's data folder. A missing dataset raises `DataError` with the
+    `data_dir` is by default $DQNFED_DATA, else `data` here. A missing dataset raises `DataError` with the
     way out.
     """
     dataset = dataset_called(name)

@@ -54,7 +54,8 @@ def partition(
                 f"scheme 'label' makes one client per class, {len(chosen)} here, but n_clients is {n_clients}; "
                 "leave it out."
             )
-        names = [f"class {int(raw.targets[available[client[0]]])}" for client in chosen]
+        labels = [int(raw.targets[available[client[0]]]) for client in chosen]
+        names = [raw.class_names[c] if raw.class_names else f"class {c}" for c in labels]
     else:
         n_clients = checked_count(n_clients, scheme, len(available))
         labels = raw.labels()[available]
@@ -263,7 +264,8 @@ def pool_indices(raw: RawData, pool: Pool) -> Indices:
     if raw.is_test is None:
         raise DataError(f"{raw.name} has no official test set, so pool = {pool!r} means nothing; use pool = 'all'.")
     is_test = raw.is_test.numpy()
-    return np.flatnonzero(is_test if pool == "test" else ~is_test)
+    held_out = is_test if raw.is_validation is None else is_test | raw.is_validation.numpy()
+    return np.flatnonzero(is_test if pool == "test" else ~held_out)
 
 
 def by_owner(labels: np.ndarray) -> list[Indices]:

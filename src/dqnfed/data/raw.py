@@ -23,6 +23,7 @@ class RawData:
     n_classes: int  # 0 means regression
     clients: Tensor | None = None  # [N] int64, natural owner of each example (writer, role, hospital)
     client_names: tuple[str, ...] = ()  # name of natural client i
+    class_names: tuple[str, ...] = ()  # where the dataset's authors gave the classes names
     is_test: Tensor | None = None  # [N] bool, True where the dataset's authors put the example in their test set
     is_validation: Tensor | None = None  # [N] bool, likewise for an official validation set
 
@@ -58,6 +59,7 @@ class RawData:
             n_classes=self.n_classes,
             clients=column(self.clients),
             client_names=self.client_names,
+            class_names=self.class_names,
             is_test=column(self.is_test),
             is_validation=column(self.is_validation),
         )

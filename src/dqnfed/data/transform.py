@@ -25,7 +25,9 @@ def only_classes(raw: RawData, kept: Sequence[int]) -> RawData:
     chosen = raw.take(np.flatnonzero(number[labels] >= 0))
     if len(chosen) == 0:
         raise DataError(f"{raw.name} holds no example of the classes {list(kept)}.")
-    return replace(chosen, targets=torch.from_numpy(number)[chosen.targets], n_classes=len(kept))
+    names = tuple(raw.class_names[c] for c in kept) if raw.class_names else ()
+    targets = torch.from_numpy(number)[chosen.targets]
+    return replace(chosen, targets=targets, n_classes=len(kept), class_names=names)
 
 
 def padded(raw: RawData, pixels: int) -> RawData:

@@ -20,9 +20,12 @@ from tests.unit.data import official
 def same(one: RawData, other: RawData) -> bool:
     columns = ("inputs", "targets", "clients", "is_test", "is_validation")
     pairs = [(getattr(one, c), getattr(other, c)) for c in columns]
-    return (one.name, one.n_classes, one.client_names) == (other.name, other.n_classes, other.client_names) and all(
-        (a is None and b is None) or torch.equal(a, b) for a, b in pairs
-    )
+    return (one.name, one.n_classes, one.client_names, one.class_names) == (
+        other.name,
+        other.n_classes,
+        other.client_names,
+        other.class_names,
+    ) and all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
 def test_the_cache_gives_the_same_data_in_the_same_types(data_dir: Path) -> None:

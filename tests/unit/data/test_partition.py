@@ -4,6 +4,7 @@ forever.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,9 @@ def test_one_client_a_class() -> None:
     raw = balanced(90, 3)
     manifest = partition(raw, "label", None, 0)
     assert np.array_equal(manifest.label_counts(raw), 30 * np.eye(3))
+    assert manifest.names == ("class 0", "class 1", "class 2")
+    named = replace(raw, class_names=("shirt", "coat", "bag"))
+    assert partition(named, "label", None, 0).names == ("shirt", "coat", "bag")
     with pytest.raises(DataError, match="one client per class, 3 here, but n_clients is 4"):
         partition(raw, "label", 4, 0)
 

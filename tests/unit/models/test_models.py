@@ -21,6 +21,7 @@ IMAGE = {"mean": [0.49, 0.48, 0.45], "std": [0.25, 0.24, 0.26]}
 SMALL: list[tuple[str, tuple[int, ...], int, dict[str, Any]]] = [
     ("linear", (12,), 3, {}),
     ("mlp", (3, 4, 4), 3, {"hidden": [7, 5], **IMAGE}),
+    ("mlp", (12,), 3, {"hidden": [7], "activation": "tanh"}),
     ("cnn", (3, 8, 8), 4, {"channels": [4, 6], "hidden": 8, **IMAGE}),
     ("resnet18", (3, 16, 16), 5, {"width": 4, **IMAGE}),
     ("resnet18", (3, 16, 16), 5, {"width": 4, "stem": "tinyimagenet", **IMAGE}),
@@ -230,6 +231,7 @@ def test_resnet50_refuses_weights_of_another_network(tmp_path: Path) -> None:
         ("mlpp", (4,), {}, "did you mean 'mlp'"),
         ("mlp", (4,), {"hiden": [3]}, "did you mean 'hidden'"),
         ("mlp", (4,), {"hidden": []}, "at least one positive width"),
+        ("mlp", (4,), {"activation": "sine"}, "activation must be one of relu, tanh"),
         ("cnn", (4,), {}, "use 'mlp'"),
         ("cnn", (1, 3, 3), {}, "at least 4x4"),
         ("resnet18", (3, 8, 8), {"stem": "vgg"}, "stem must be"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ SHAPE = (3, 32, 32)
 N_PIXELS = 3 * 32 * 32
 # NumPy's own helpers for unpickling arrays, wherever the installed version keeps them.
 RECONSTRUCT, FROM_BUFFER = np.zeros(1).__reduce__()[0], np.zeros(1).__reduce_ex__(5)[0]
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
@@ -32,7 +34,7 @@ def read_cifar10(folder: Path) -> RawData:
         test = python_batch(find(root, "test_batch"), b"labels", n_classes=10)
     else:
         raise MissingFiles(f"{folder} holds neither cifar-10-batches-bin nor cifar-10-batches-py.")
-    return together("cifar10", parts, test, n_classes=10)
+    return replace(together("cifar10", parts, test, n_classes=10), class_names=CIFAR10_CLASSES)
 
 
 def read_cifar100(folder: Path) -> RawData:

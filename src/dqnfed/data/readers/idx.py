@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from dqnfed.data.raw import DataError, RawData
 from dqnfed.data.readers.files import bytes_of, find, is_there
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+FASHION_CLASSES = (
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"
+)  # fmt: skip
 QMNIST_CLASS, QMNIST_WRITER = 0, 2  # columns of the extended labels (Yadav & Bottou, NeurIPS 2019, table of fields)
 
 
@@ -47,7 +51,8 @@ def read_mnist(folder: Path) -> RawData:
 
 def read_fashion_mnist(folder: Path) -> RawData:
     """Return Fashion-MNIST (Xiao et al., 2017) from its four IDX files, packed or not."""
-    return idx_images("fashion_mnist", folder, "train-", "t10k-", n_classes=10)
+    raw = idx_images("fashion_mnist", folder, "train-", "t10k-", n_classes=10)
+    return replace(raw, class_names=FASHION_CLASSES)
 
 
 def read_emnist(folder: Path) -> RawData:
@@ -58,13 +63,7 @@ def read_emnist(folder: Path) -> RawData:
     """
     root = folder / "gzip" if is_there(folder, "gzip") else folder
     raw = idx_images("emnist", root, "emnist-byclass-train-", "emnist-byclass-test-", n_classes=62)
-    return RawData(
-        name=raw.name,
-        inputs=raw.inputs.transpose(-1, -2).contiguous(),
-        targets=raw.targets,
-        n_classes=raw.n_classes,
-        is_test=raw.is_test,
-    )
+    return replace(raw, inputs=raw.inputs.transpose(-1, -2).contiguous())
 
 
 def read_mnist_by_writer(folder: Path) -> RawData:

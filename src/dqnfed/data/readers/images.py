@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,14 +50,8 @@ def read_cinic10(folder: Path) -> RawData:
     raw = labelled_images("cinic10", parts["train"] + parts["valid"], parts["test"], n_classes=10, side=32)
     n_train, n_valid = len(parts["train"]), len(parts["valid"])
     place = torch.arange(len(raw))
-    return RawData(
-        name=raw.name,
-        inputs=raw.inputs,
-        targets=raw.targets,
-        n_classes=raw.n_classes,
-        is_test=raw.is_test,
-        is_validation=(place >= n_train) & (place < n_train + n_valid),
-    )
+    is_validation = (place >= n_train) & (place < n_train + n_valid)
+    return replace(raw, is_validation=is_validation, class_names=CINIC_CLASSES)
 
 
 def read_clothing1m(folder: Path, *, per_class: int | None = 2000, side: int = 224) -> RawData:
@@ -86,14 +81,7 @@ def read_clothing1m(folder: Path, *, per_class: int | None = 2000, side: int = 2
         scale_to=max(side, side * 256 // 224),
     )
     place = torch.arange(len(raw))
-    return RawData(
-        name=raw.name,
-        inputs=raw.inputs,
-        targets=raw.targets,
-        n_classes=raw.n_classes,
-        is_test=raw.is_test,
-        is_validation=(place >= len(train)) & (place < len(train) + len(validation)),
-    )
+    return replace(raw, is_validation=(place >= len(train)) & (place < len(train) + len(validation)))
 
 
 def key_values(path: Path) -> dict[str, int]:
