@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+from dqnfed.algorithms.adafed import AdaFed
 from dqnfed.algorithms.afl import AFL
 from dqnfed.algorithms.agnostic_fair import AgnosticFair
 from dqnfed.algorithms.disco import DiSCO
@@ -79,6 +80,7 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = {
     "fednew-cg": FedNewCG,
     "agnostic-fair": AgnosticFair,
     "fcfl": FCFL,
+    "adafed": AdaFed,
 }
 
 for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register theirs here

@@ -238,7 +238,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
         inverse = compact_inverse(metric)
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
-        rates = squares if self.local == "sgd" else self._trusted_rates(updates.rate.double().cpu().numpy(), squares)
+        rates = self.wanted_rates(updates, squares)
         weights, n_dropped = self._weights(M, rates)
         u = metric_combination(weights, G, GP, metric, inverse)
         slopes = M @ weights
@@ -249,9 +249,10 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
         counted = squares > DEAD**2 * squares.max()
         if n_dropped:
             counted &= weights > 0
+        asked = counted & (rates > 0)
         diagnostics = {
             "active": float((weights != 0).sum()),
-            "worst_rate_met": float(np.min(slopes[counted] / rates[counted])) if norm > 0 else 0.0,
+            "worst_rate_met": float(np.min(slopes[asked] / rates[asked])) if norm > 0 and asked.any() else 0.0,
         }
         if n_dropped:
             diagnostics["rows_dropped"] = float(n_dropped)
@@ -280,6 +281,12 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
         else:
             return server.metric
         return remembered(server.metric, server.theta - server.theta_before, change)
+
+    def wanted_rates(self, updates: Any, squares: FloatArray) -> FloatArray:
+        """Return the decreases that the step is to bring, [K]; an update of local SGD asks for its own square."""
+        if self.local == "sgd":
+            return squares
+        return self._trusted_rates(updates.rate.double().cpu().numpy(), squares)
 
     def _trusted_rates(self, rates: FloatArray, squares: FloatArray) -> FloatArray:
         """Return the rates, unknown ones filled in, held to the cohort's median rate per squared gradient."""
