@@ -1,0 +1,335 @@
+"""The command line: parse, call, print. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.table import Table
+
+app = typer.Typer(
+    name="dqnfed",
+    help="Fair and fast federated learning: DQN-Fed, the methods it is compared with, and honest fairness reports.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+errors = Console(stderr=True)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every dropped or clipped client, every checkpoint.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config key, e.g. train.lr=0.3.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/<preset>-<time>.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where datasets lie; default: $DQNFED_DATA, else data.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory from three rounds; write nothing.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to train.")]
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="See `dqnfed list presets`.")],
+    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="See `dqnfed list algorithms`.")] = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0)] = None,
+    change: Changes = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train one method on one experiment.
+
+    Examples:  dqnfed run digits  |  dqnfed run digits -a fedavg --set train.lr=0.3  |  dqnfed run my.toml --seed 3
+    """
+    from dqnfed.experiments.experiment import run_experiment
+
+    config = _config(experiment, algorithm, rounds, seed, change, data_dir)
+    if dry_run:
+        _print_estimate(config)
+        return
+    folder = out or _default_out(config.name)
+    _refuse_used(folder)
+    result = run_experiment(config, folder, observers=_observers(config, quiet)(config.algorithm.name))
+    _print_result(result.summary, folder, quiet)
+
+
+@app.command()
+def compare(
+    experiment: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    algorithms: Annotated[str | None, typer.Option("--algorithms", help="Names, separated by commas.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every method that suits the experiment.")] = False,
+    seeds: Annotated[str, typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4).")] = "0",
+    rounds: Rounds = None,
+    change: Changes = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train several methods with the same data and seeds, print the fairness table, write the report.
+
+    Runs into OUT/<method>/<seed>; the same command again goes on where it was stopped.
+
+    Examples:  dqnfed compare digits --seeds 0:5  |  dqnfed compare digits --algorithms dqn-fed,fedavg,qffl
+    """
+    from dqnfed.experiments import compare as comparison
+    from dqnfed.report.page import write_report
+    from dqnfed.report.tables import fairness_table
+
+    config = _config(experiment, None, rounds, None, change, data_dir)
+    names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
+    chosen = comparison.chosen_algorithms(config, names, everything=everything)
+    if dry_run:
+        for name in chosen:
+            _print_estimate(config.with_algorithm(name))
+        return
+    folder = out or _default_out(config.name)
+    numbers = comparison.seeds_from(seeds)
+    done = comparison.compare(config, chosen, numbers, folder, observers=_observers(config, quiet))
+    if not done:
+        raise ValueError("none of the methods could run; the messages above say why.")
+    console.print(fairness_table(done))
+    page = write_report(done, folder / "report.html", title=config.name)
+    if not quiet:
+        console.print(f"report: {page}")
+
+
+@app.command()
+def resume(folder: Path, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """Go on with a run that was stopped or killed; it ends as if nothing had happened.
+
+    Example:  dqnfed resume runs/digits-20260101-120000
+    """
+    from dqnfed.core.run_folder import RunFolder
+    from dqnfed.experiments.experiment import resumed_config, run_experiment
+
+    config = resumed_config(folder)
+    summary = RunFolder(folder).summary()
+    if summary is not None and summary["status"] != "interrupted":
+        _print_result(summary, folder, quiet)
+        return
+    result = run_experiment(config, folder, observers=_observers(config, quiet)(config.algorithm.name), resume=True)
+    _print_result(result.summary, folder, quiet)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The page; default: report.html in the first folder.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write one self-contained HTML page about the runs and print the fairness table.
+
+    Example:  dqnfed report runs/digits-20260101-120000
+    """
+    from dqnfed.report.page import write_report
+    from dqnfed.report.tables import fairness_table
+
+    missing = [str(path) for path in runs if not path.is_dir()]
+    if missing:
+        raise FileNotFoundError(f"there is no folder {', '.join(missing)}.")
+    console.print(fairness_table(runs))
+    page = write_report(runs, out or runs[0] / "report.html")
+    if not quiet:
+        console.print(f"report: {page}")
+
+
+@app.command("list")
+def list_things(
+    what: Annotated[str, typer.Argument(metavar="algorithms|presets|datasets")],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """List what there is: methods, packaged experiments, datasets.
+
+    Examples:  dqnfed list algorithms  |  dqnfed list presets --json
+    """
+    from dqnfed.experiments import catalogue
+
+    listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "algorithms": catalogue.algorithms,
+        "presets": catalogue.presets,
+        "datasets": catalogue.datasets,
+    }
+    if what not in listings:
+        raise ValueError(f"there is nothing called '{what}' to list; there are {', '.join(listings)}.")
+    rows = listings[what]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(*rows[0].keys(), box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(escape(_text(value)) for value in row.values()))
+    console.print(table)
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    data: Annotated[Path, typer.Argument(help=".npy, .npz (array x) or .csv")],
+    out: Annotated[Path | None, typer.Option("--out", help="Write there instead of to the terminal.")] = None,
+) -> None:
+    """Print the trained model's prediction for every example of a file.
+
+    Example:  dqnfed predict runs/digits-20260101-120000 new.npy --out classes.csv
+    """
+    from dqnfed.experiments.predict import predictions
+
+    text = "\n".join(str(value) for value in predictions(folder, data).tolist()) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text)
+
+
+@app.command()
+def export(folder: Annotated[Path, typer.Argument(metavar="RUN")], model: Path) -> None:
+    """Write the trained model's parameters as a safetensors file.
+
+    Example:  dqnfed export runs/digits-20260101-120000 model.safetensors
+    """
+    import shutil
+
+    source = folder / "model.safetensors"
+    if not source.is_file():
+        raise FileNotFoundError(f"{folder} has no trained model yet; `dqnfed resume {folder}` finishes the run.")
+    shutil.copyfile(source, model)
+    console.print(f"model: {model}")
+
+
+@app.command()
+def doctor(data_dir: DataDir = None) -> None:
+    """Show versions, devices, extras and folders, and what is missing.
+
+    Example:  dqnfed doctor
+    """
+    from dqnfed.experiments.doctor import findings
+
+    rows = findings(data_dir)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for what, found, fine in rows:
+        table.add_row(what, escape(found) if fine else f"[red]{escape(found)}[/red]")
+    console.print(table)
+    if not all(fine for _, _, fine in rows):
+        raise typer.Exit(1)
+
+
+def _config(
+    experiment: str,
+    algorithm: str | None,
+    rounds: int | None,
+    seed: int | None,
+    changes: Sequence[str] | None,
+    data_dir: Path | None,
+) -> Any:
+    from dqnfed.experiments.config import read_config
+
+    extra = list(changes or [])
+    if rounds is not None:
+        extra.append(f"train.rounds={rounds}")
+    if seed is not None:
+        extra.append(f"run.seed={seed}")
+    if data_dir is not None:
+        extra.append(f"data.dir={json.dumps(str(data_dir))}")
+    config = read_config(experiment, extra)
+    return config if algorithm is None else config.with_algorithm(algorithm)
+
+
+def _observers(config: Any, quiet: bool) -> Callable[[str], Sequence[Any]]:
+    from dqnfed.experiments.progress import ProgressBar
+    from dqnfed.experiments.trackers import make_trackers
+
+    def made(label: str) -> Sequence[Any]:
+        trackers = make_trackers([name for name, wanted in config.track.model_dump().items() if wanted])
+        return trackers if quiet or not console.is_terminal else [ProgressBar(console, label), *trackers]
+
+    return made
+
+
+def _print_estimate(config: Any) -> None:
+    from dqnfed.experiments.estimate import estimate
+
+    found = estimate(config)
+    console.print(
+        f"{config.algorithm.name} on {config.name}: about {found.seconds:.0f} s for {config.train.rounds} rounds "
+        f"({1000 * found.seconds_per_round:.1f} ms a round), {found.peak_megabytes:.0f} MB; {found.n_parameters:,} "
+        f"parameters, {found.cohort_size} of {found.n_clients} clients a round, "
+        f"{found.uplink_bytes_per_client / 1024:.1f} KiB up a client and round."
+    )
+
+
+def _print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
+    accuracy = summary["accuracy"]
+    rho = "" if summary["rho_mean"] is None else f", improved clients {100 * summary['rho_mean']:.1f} %"
+    console.print(
+        f"{summary['algorithm']} on {summary['name']}, {summary['rounds']} rounds: {summary['score']} mean "
+        f"{accuracy['mean']:.2f}, std {accuracy['std']:.2f}, worst 10 % {accuracy['worst10']:.2f}, best 10 % "
+        f"{accuracy['best10']:.2f}{rho}"
+    )
+    if summary["reason"]:
+        console.print(f"ended early: {summary['reason']}")
+    if not quiet:
+        console.print(f"run folder: {folder}")
+    if summary["status"] == "interrupted":
+        console.print(f"interrupted; go on with: dqnfed resume {folder}")
+        raise typer.Exit(130)
+
+
+def _default_out(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _refuse_used(folder: Path) -> None:
+    if (folder / "config.toml").is_file():
+        raise FileExistsError(
+            f"{folder} already holds a run; go on with `dqnfed resume {folder}`, or choose another --out."
+        )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(v) for v in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+def main() -> None:
+    """Run the command line; errors that a user can mend are one message, not a traceback."""
+    verbose = any(flag in sys.argv for flag in ("-v", "--verbose"))
+    quiet = any(flag in sys.argv for flag in ("-q", "--quiet"))
+    level = logging.INFO if verbose else logging.ERROR if quiet else logging.WARNING
+    handler = RichHandler(console=errors, show_path=False, show_time=False)
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError) as error:
+        if verbose:
+            raise
+        errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        errors.print("interrupted; what was finished is saved")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""One TOML file, one experiment: read, checked, resolved."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataBlock(Block):
+    """Which examples, and who holds them."""
+
+    name: str = "digits"
+    dir: str | None = None  # where datasets lie; default: $DQNFED_DATA, else ./data
+    keep_classes: tuple[int, ...] = ()  # only these classes, renumbered from 0; empty: all
+    pad: int = Field(default=0, ge=0)  # zeros around images, pixels
+    limit: int | None = Field(default=None, ge=1)  # examples in all, spread over the dataset: a miniature
+    per_class: int | None = Field(default=None, ge=1)  # clothing1m: training images of each noisy class
+    side: int | None = Field(default=None, ge=8)  # clothing1m: pixels of an image's side
+    manifest: str | None = None  # a saved partition, instead of the rules below
+    partition: Literal["shards", "dirichlet", "classes", "natural", "iid", "label"] = "shards"
+    clients: int | None = Field(default=None, ge=1)
+    shards_per_client: int = Field(default=2, ge=1)
+    beta: float = Field(default=0.5, gt=0)
+    capped: bool = True  # Dirichlet: a client that has its share gets no more
+    classes_per_client: int = Field(default=5, ge=1)
+    min_examples: int = Field(default=10, ge=1)
+    max_examples: int | None = Field(default=None, ge=1)
+    pool: Literal["all", "train"] = "all"
+    split: Literal["label", "order", "official"] = "label"
+    test: float = Field(default=0.2, ge=0, lt=1)
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    gap: int = Field(default=0, ge=0)
+    seed: int | None = None  # of the partition; default: the run's seed
+    file: str | None = None  # your own table (CSV, Parquet, NPZ) instead of a named dataset
+    client: str | None = None  # its column that says who holds a row
+    label: str | None = None  # its column that is to be learnt
+    group: str | None = None  # its column of declared groups of clients
+    drop: tuple[str, ...] = ()  # its columns to leave out
+    task: Literal["auto", "classification", "regression"] = "auto"
+
+
+class ModelBlock(BaseModel):
+    """The model's name; its settings stand beside it and are checked by the model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "mlp"
+
+
+class AlgorithmBlock(BaseModel):
+    """The method's name; its hyper-parameters stand beside it and are checked by the method."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "dqn-fed"
+
+
+class TrainBlock(Block):
+    """How long, how much local work, how many clients a round."""
+
+    rounds: int = Field(default=100, ge=1)
+    participation: float = Field(default=1.0, gt=0, le=1)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int | Literal["full"] = "full"
+    lr: float = Field(default=0.1, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    lr_decay: float = Field(default=1.0, gt=0, le=1)
+    lr_decay_every: int = Field(default=1, ge=1)
+
+
+class EvalBlock(Block):
+    """What is measured, and how often."""
+
+    every: int = Field(default=1, ge=1)
+    participants: bool = True
+    part: Literal["train", "validation", "test"] = "test"
+    score: Literal["accuracy", "auc", "f1", "loss"] | None = None  # default: accuracy, or the loss of a regression
+
+
+class PolicyBlock(Block):
+    """How the server treats clients that fail, lie or disappear."""
+
+    on_nonfinite: Literal["drop", "fail"] = "drop"
+    max_update_norm: float = Field(default=10.0, ge=1)
+    min_replies: int = Field(default=1, ge=1)
+
+
+class RunBlock(Block):
+    """Seed, machine and files."""
+
+    seed: int = Field(default=0, ge=0)
+    device: str = "auto"  # auto | cpu | cuda | cuda:1
+    dtype: Literal["float32", "float64"] = "float32"
+    cohort: Literal["auto", "vectorised", "looped"] = "auto"
+    chunk: int | None = Field(default=None, ge=1)  # clients at once
+    threads: int | None = Field(default=None, ge=1)
+    checkpoint_seconds: float = Field(default=30.0, ge=0)
+
+
+class TrackBlock(Block):
+    """Trackers beside the run folder; all off by default."""
+
+    tensorboard: bool = False
+    mlflow: bool = False
+    wandb: bool = False
+
+
+class CompareBlock(Block):
+    """What `dqnfed compare` runs when no methods are named."""
+
+    algorithms: tuple[str, ...] = ("dqn-fed", "fedavg", "server-lbfgs")
+
+
+class Config(Block):
+    """A whole experiment."""
+
+    name: str = "experiment"
+    description: str = ""
+    data: DataBlock = DataBlock()
+    model: ModelBlock = ModelBlock()
+    algorithm: AlgorithmBlock = AlgorithmBlock()
+    train: TrainBlock = TrainBlock()
+    eval: EvalBlock = EvalBlock()
+    policy: PolicyBlock = PolicyBlock()
+    run: RunBlock = RunBlock()
+    track: TrackBlock = TrackBlock()
+    compare: CompareBlock = CompareBlock()
+    algorithms: dict[str, dict[str, Any]] = {}  # settings that hold when this method is chosen
+    grids: dict[str, dict[str, list[Any]]] = {}  # what `dqnfed sweep` tries
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the config as plain data; what is not set is left out."""
+        plain: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")
+        return plain
+
+    def with_algorithm(self, name: str) -> Config:
+        """Return the config with this method; hyper-parameters of another method do not follow it."""
+        if name == self.algorithm.name:
+            return self
+        return self.model_copy(update={"algorithm": AlgorithmBlock(name=name)})
+
+    def with_seed(self, seed: int) -> Config:
+        return self.model_copy(update={"run": self.run.model_copy(update={"seed": seed})})
+
+
+class ConfigError(ValueError):
+    """The experiment cannot be run as written; the message says what to change."""
+
+
+def preset_names() -> list[str]:
+    """Return the names of the packaged experiments."""
+    folder = resources.files("dqnfed.experiments") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_config(source: str, changes: Sequence[str] = ()) -> Config:
+    """Return the experiment of a preset or a TOML file, with `key=value` changes applied."""
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        if not path.is_file():
+            raise ConfigError(f"there is no file {source}; `dqnfed list presets` shows the packaged experiments.")
+        text = path.read_text()
+    elif source in preset_names():
+        text = (resources.files("dqnfed.experiments") / "presets" / f"{source}.toml").read_text()
+    else:
+        raise ConfigError(
+            f"there is no preset '{source}'{nearest(source, preset_names())}. Presets: {', '.join(preset_names())}; "
+            "or give the path of a TOML file."
+        )
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}.") from error
+    for change in changes:
+        apply_change(raw, change)
+    return checked(raw, source)
+
+
+def apply_change(raw: dict[str, Any], change: str) -> None:
+    """Put one `block.key=value` into the raw config; the value is TOML, or plain text."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"a change reads key=value, as in train.lr=0.3, but '{change}' does not.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *blocks, last = key.strip().split(".")
+    place = raw
+    for block in blocks:
+        place = place.setdefault(block, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"'{key}' reaches into '{block}', which is a value, not a block.")
+    place[last] = value
+
+
+def checked(raw: Mapping[str, Any], source: str) -> Config:
+    """Return the config, or refuse it and say which key is wrong and what is near it."""
+    try:
+        return Config.model_validate(dict(raw))
+    except ValidationError as error:
+        raise ConfigError("\n".join([f"{source} cannot be used:", *_explained(error)])) from error
+
+
+def _explained(error: ValidationError) -> list[str]:
+    lines = []
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"]]
+        if problem["type"] == "extra_forbidden":
+            known = _known_keys(place[:-1])
+            lines.append(
+                f"  unknown key '{'.'.join(place)}'{nearest(place[-1], known)}; known here: {', '.join(known)}"
+            )
+        else:
+            lines.append(f"  {'.'.join(place)}: {problem['msg']}, but it is {problem['input']!r}")
+    return lines
+
+
+def _known_keys(path: Sequence[str]) -> list[str]:
+    model: Any = Config
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def nearest(word: str, words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f" (did you mean '{close[0]}'?)" if close else ""

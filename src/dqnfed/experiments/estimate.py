@@ -1,0 +1,57 @@
+"""What a run will cost, measured on its first rounds."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+from dqnfed.experiments.config import Config
+from dqnfed.experiments.experiment import build_experiment, chosen_cohort
+from dqnfed.sim.engine import run
+from dqnfed.sim.state import Evaluation
+
+TRIAL_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `--dry-run` prints."""
+
+    n_parameters: int
+    n_clients: int
+    cohort_size: int
+    seconds_per_round: float
+    seconds: float
+    peak_megabytes: float
+    uplink_bytes_per_client: float
+
+
+def estimate(config: Config) -> Estimate:
+    """Return the cost of the whole run from a trial of three rounds; nothing is written."""
+    experiment = build_experiment(config)
+    started = time.perf_counter()
+    trial = run(
+        experiment.algorithm,
+        experiment.problem,
+        experiment.federation,
+        rounds=min(TRIAL_ROUNDS, config.train.rounds),
+        participation=config.train.participation,
+        seed=config.run.seed,
+        cohort=chosen_cohort(config),
+        evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
+    )
+    setup_seconds = time.perf_counter() - started - trial.summary["totals"]["seconds"]
+    last = trial.history[-1]
+    per_round = float(last["seconds"])  # the first rounds warm up
+    unit = 1024 if sys.platform != "darwin" else 1
+    return Estimate(
+        n_parameters=experiment.problem.n_parameters,
+        n_clients=experiment.federation.n_clients,
+        cohort_size=len(last["clients"]),
+        seconds_per_round=per_round,
+        seconds=setup_seconds + per_round * config.train.rounds,
+        peak_megabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20,
+        uplink_bytes_per_client=last["bytes_up"] / max(1, len(last["clients"])),
+    )

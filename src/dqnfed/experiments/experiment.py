@@ -1,0 +1,163 @@
+"""From a config to something that runs: data, model, method, engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dqnfed.algorithms import REGISTRY
+from dqnfed.core.algorithm import Algorithm, AnyAlgorithm, hyperparameters
+from dqnfed.core.federation import Federation
+from dqnfed.core.problem import Problem
+from dqnfed.core.result import RunResult
+from dqnfed.core.run_folder import RunFolder
+from dqnfed.core.screening import Policy
+from dqnfed.core.seeds import seed_number
+from dqnfed.experiments.config import Config, ConfigError, checked, nearest
+from dqnfed.experiments.data_source import data_source
+from dqnfed.experiments.synthetic import bowls
+from dqnfed.models import build
+from dqnfed.sim.cohort import CohortRunner, looped, vectorised
+from dqnfed.sim.engine import run
+from dqnfed.sim.state import Evaluation
+
+logger = logging.getLogger("dqnfed")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that `run` needs, on its device."""
+
+    config: Config
+    algorithm: AnyAlgorithm
+    problem: Problem
+    federation: Federation
+    kind: str  # network | convex
+
+
+def build_experiment(config: Config) -> Experiment:
+    """Return the experiment that a config describes, or refuse it before anything is computed."""
+    algorithm = build_algorithm(config)
+    problem, federation = build_problem(config)
+    device = chosen_device(config.run.device)
+    return Experiment(config, algorithm, problem.to(device), federation.to(device), problem_kind(config))
+
+
+def build_algorithm(config: Config) -> AnyAlgorithm:
+    """Return the method with the config's hyper-parameters and local work."""
+    name = config.algorithm.name
+    if name not in REGISTRY:
+        raise ConfigError(f"there is no method '{name}'{nearest(name, list(REGISTRY))}; see `dqnfed list algorithms`.")
+    kind = REGISTRY[name]
+    shared = [f.name for f in fields(Algorithm)]
+    local: dict[str, Any] = {key: getattr(config.train, key) for key in shared}
+    if local["batch_size"] == "full":
+        local["batch_size"] = None
+    given = {**config.algorithms.get(name, {}), **(config.algorithm.model_extra or {})}
+    known = hyperparameters(kind)
+    for key in given:
+        if key not in known and key not in shared:
+            raise ConfigError(
+                f"unknown key 'algorithm.{key}' for {name}{nearest(key, [*known, *shared])}; it has "
+                f"{', '.join(known) or 'no hyper-parameters of its own'}, and of the local work {', '.join(shared)}."
+            )
+    if given.get("batch_size") == "full":
+        given["batch_size"] = None
+    return kind(**{**local, **given})
+
+
+def build_problem(config: Config) -> tuple[Problem, Federation]:
+    """Return the model with its loss and the clients' data, both drawn from the seeds that the config names."""
+    data, seed = config.data, config.run.seed
+    dtype = getattr(torch, config.run.dtype)
+    if data.name == "bowls":
+        problem, federation = bowls(n_clients=data.clients or 8, seed=seed if data.seed is None else data.seed)
+        return cast_problem(problem, dtype), federation
+    source = data_source(data, seed, config.eval.score)
+    spec: dict[str, Any] = {
+        "name": config.model.name,
+        "input_shape": list(source.input_shape),
+        "n_outputs": source.n_outputs,
+        "settings": {**source.settings, **(config.model.model_extra or {})},
+        "dtype": config.run.dtype,
+    }
+    module = build(
+        spec["name"],
+        input_shape=source.input_shape,
+        n_outputs=source.n_outputs,
+        settings=spec["settings"],
+        seed=seed_number(seed, purpose="model") % 2**31,
+    )
+    problem = Problem.from_module(
+        module.to(dtype), loss=source.loss, score=source.score, score_name=source.score_name, model_spec=spec
+    )
+    return problem, source.federation
+
+
+def cast_problem(problem: Problem, dtype: torch.dtype) -> Problem:
+    """Return the problem in another precision."""
+    assert problem.module is not None
+    return Problem.from_module(
+        problem.module.to(dtype), losses=problem.losses, score=problem.score, score_name=problem.score_name
+    )
+
+
+def problem_kind(config: Config) -> str:
+    """Return what kind of problem this is, for methods that suit only some."""
+    return "convex" if config.data.name == "bowls" else "network"
+
+
+def suitable_algorithms(kind: str) -> list[str]:
+    """Return the methods that suit the problem and do not declare that they diverge."""
+    diverges = "test_mean_loss_falls_on_a_bowl"
+    return [name for name, method in REGISTRY.items() if kind in method.suits and diverges not in method.exemptions]
+
+
+def chosen_device(name: str) -> torch.device:
+    """Return the device; "auto" takes the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"run.device is '{name}', but torch sees no CUDA device; use device = 'cpu'.")
+    return device
+
+
+def chosen_cohort(config: Config) -> CohortRunner:
+    """Return how the cohort is run."""
+    return looped() if config.run.cohort == "looped" else vectorised(config.run.chunk)
+
+
+def run_experiment(
+    config: Config, out: Path | None, *, observers: Sequence[Any] = (), resume: bool = False
+) -> RunResult:
+    """Return the result of a config's experiment."""
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    experiment = build_experiment(config)
+    return run(
+        experiment.algorithm,
+        experiment.problem,
+        experiment.federation,
+        rounds=config.train.rounds,
+        participation=config.train.participation,
+        seed=config.run.seed,
+        cohort=chosen_cohort(config),
+        evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
+        policy=Policy(**config.policy.model_dump()),
+        out=out,
+        checkpoint_seconds=config.run.checkpoint_seconds,
+        observers=observers,
+        config=config.as_dict(),
+        resume=resume,
+    )
+
+
+def resumed_config(folder: Path) -> Config:
+    """Return the config of a run folder."""
+    return checked(RunFolder(folder).config(), str(folder / "config.toml"))

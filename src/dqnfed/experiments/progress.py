@@ -1,0 +1,53 @@
+"""Progress in the terminal: how far, how long still, and the fairness of the model right now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class ProgressBar:
+    """An observer that draws one bar a run."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=console,
+            transient=True,
+        )
+        self._label = label
+
+    def start(self, out: Path | None, config: Mapping[str, Any]) -> None:
+        self._progress.start()
+        self._task = self._progress.add_task(self._label, total=config["train"]["rounds"], numbers="")
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        numbers = current_numbers(record)
+        done = record["round"] + 1
+        if numbers:
+            self._progress.update(self._task, completed=done, numbers=numbers)
+        else:
+            self._progress.update(self._task, completed=done)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self._progress.stop()
+
+
+def current_numbers(record: Mapping[str, Any]) -> str:
+    """Return the record's fairness in a few words; empty if it was not measured."""
+    accuracy = record.get("accuracy")
+    if not accuracy:
+        return ""
+    rho = record.get("rho")
+    improved = "" if rho is None else f", improved {100 * rho:.0f} %"
+    return f"mean {accuracy['mean']:.1f}, std {accuracy['std']:.1f}, worst 10 % {accuracy['worst10']:.1f}{improved}"
