@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from dqnfed.report.comparison import Experiment, Method
 
@@ -38,8 +38,8 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     error = float(differences.std(ddof=1)) / math.sqrt(n)
     if error <= 1e-12 * max(1.0, abs(mean)):
         return Paired(mean, mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0, n)
-    reach = float(stats.t.ppf(0.975, n - 1)) * error
-    return Paired(mean, mean - reach, mean + reach, float(2 * stats.t.sf(abs(mean / error), n - 1)), n)
+    reach = float(special.stdtrit(n - 1, 0.975)) * error
+    return Paired(mean, mean - reach, mean + reach, float(2 * special.stdtr(n - 1, -abs(mean / error))), n)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from dqnfed.report.comparison import Experiment, Method, group
 from dqnfed.report.measures import MEASURE, MEASURES, Measure
-from dqnfed.report.reader import Run, number, read_runs
+from dqnfed.report.reader import Run, read_runs
+from dqnfed.report.run_files import number
 
 SECONDS = Measure("seconds", "Seconds", "Seconds", 0, False, "wall-clock time of the run")
 MISSING = "\N{EN DASH}"
