@@ -20,6 +20,7 @@ class AFLServer(NamedTuple):
     average: Tensor  # [n]          mean of the iterates from round `average_from` on
     n_averaged: Tensor  # []           iterates in the average
     weights: Tensor  # [n_clients]  lambda, a point of the simplex; float64 on the host
+    losses: Tensor  # [n_clients]  last known ones; NaN: not seen yet; float64 on the host
 
 
 class AFLUpdate(NamedTuple):
@@ -37,19 +38,22 @@ class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
     gradient step, as in the paper); sends the update delta_k and F_k.
 
     Server: theta loses sum_k lambda_k delta_k; then lambda becomes the exact projection of lambda + `lambda_lr` F on
-    the simplex. If m of C clients take part, their updates and losses are multiplied by C / m, which keeps both sums
-    unbiased; absent clients' lambdas move only through the projection.
+    the simplex. If m of C clients take part, the lambdas of those present are multiplied by C / m, but never to a sum
+    above 1, and absent clients are represented by their last known losses.
 
-    State: theta, the running mean of the iterates, and one lambda per client (1 / C at the start).
+    State: theta, the running mean of the iterates, and one lambda (1 / C at the start) and one loss per client.
 
     Payload: n + 1 floats up, n down.
 
     Evaluation: the averaged iterate, for which the guarantee holds; the last one is reported beside it. The average of
     a network's early iterates is a poor model: `average_from` leaves the rounds before it out.
 
-    Differences: Unlike the paper, sampling is uniform over clients, theta is not projected on a ball, and clients may
-    train for several steps. Unlike the widely used port, the projection sums to 1 ((1.8, 0.6) becomes (1, 0), not
-    (1.1, 0)), lambda is used under every sampling scheme, and it belongs to the client, not to its place in the cohort.
+    Differences: Unlike the paper, where everybody takes part, a cohort is sampled uniformly: the sum over those present
+    is unbiased as long as they hold not more than their share of lambda, and otherwise a convex combination, since
+    multiples of an update diverge; a client not seen yet counts with the mean of the known losses. Unlike the paper,
+    theta is not projected on a ball, and clients may train for several steps. Unlike the widely used port, the
+    projection sums to 1 ((1.8, 0.6) becomes (1, 0), not (1.1, 0)), lambda is used under every sampling scheme, and it
+    belongs to the client, not to its place in the cohort.
 
     Reference: Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019.
     """
@@ -67,23 +71,29 @@ class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
         check_range(self, "average_from", low=0)
 
     def init_server(self, problem: Problem, n_clients: int) -> AFLServer:
-        weights = torch.full((n_clients,), 1.0 / n_clients, dtype=torch.float64)
-        return AFLServer(problem.theta0.clone(), problem.theta0.clone(), torch.tensor(0), weights)
+        return AFLServer(
+            theta=problem.theta0.clone(),
+            average=problem.theta0.clone(),
+            n_averaged=torch.tensor(0),
+            weights=torch.full((n_clients,), 1.0 / n_clients, dtype=torch.float64),
+            losses=torch.full((n_clients,), torch.nan, dtype=torch.float64),
+        )
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[AFLUpdate, Empty]:
         local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
         return AFLUpdate(sent.theta - local, problem.loss(sent.theta, task)), memory
 
     def server_step(self, server: AFLServer, updates: AFLUpdate, cohort: Cohort) -> ServerStep[AFLServer]:
-        share = cohort.n_clients / len(cohort.clients)
-        theta = server.theta - combine(share * server.weights[cohort.clients], updates.delta)
-        raised = server.weights.clone()
-        raised[cohort.clients] += self.lambda_lr * share * updates.loss.cpu().double()
+        losses = server.losses.index_copy(0, cohort.clients, updates.loss.cpu().double())
+        present = server.weights[cohort.clients]
+        factor = min(cohort.n_clients / len(present), 1.0 / max(float(present.sum()), 1e-300))
+        theta = server.theta - combine(factor * present, updates.delta)
+        raised = server.weights + self.lambda_lr * torch.where(losses.isnan(), losses.nanmean(), losses)
         weights = torch.from_numpy(simplex_projection(raised.numpy()))
         n_averaged = server.n_averaged + (1 if cohort.round >= self.average_from else 0)
         average = server.average + (theta - server.average) / n_averaged.clamp(min=1).to(theta.device)
         return ServerStep(
-            AFLServer(theta, average, n_averaged, weights), diagnostics={"largest_weight": float(weights.max())}
+            AFLServer(theta, average, n_averaged, weights, losses), diagnostics={"largest_weight": float(weights.max())}
         )
 
     def evaluated(self, server: AFLServer, memory: Empty) -> dict[str, Tensor]:

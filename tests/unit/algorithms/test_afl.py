@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dqnfed import run
 from dqnfed.algorithms.afl import AFL, AFLServer, AFLUpdate
@@ -94,40 +95,52 @@ def test_finds_the_centre_of_the_smallest_enclosing_ball() -> None:
     centres = torch.tensor([[0.0, 0.0], [0.2, 0.1], [4.0, 0.0]], dtype=torch.float64)
     train = federation.train._replace(targets=centres)
     federation = type(federation)(train, federation.test)
-    played = play(AFL(lr=0.1, lambda_lr=0.02, average_from=200), problem, federation, rounds=400)
+    played = play(AFL(lr=0.2, lambda_lr=0.04, average_from=100), problem, federation, rounds=200)
     expected = torch.tensor([2.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(played.servers[-1].average, expected, rtol=0, atol=0.02)
     assert float(played.servers[-1].weights[1]) < 0.05
 
 
-def test_a_cohort_gives_the_whole_federations_step_on_average() -> None:
-    """Over all pairs of four clients, theta and the raised lambdas average to those of full participation."""
-    delta, losses = gaussian_rows(4, 5, seed=1), torch.tensor([0.3, 1.0, 0.2, 0.6], dtype=torch.float64)
-    weights = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)
-    zero = torch.zeros(5, dtype=torch.float64)
-    server, algorithm = AFLServer(zero, zero, torch.tensor(0), weights), AFL(lambda_lr=1e-3)
+def after(weights: list[float], losses: list[float], delta: Tensor, clients: tuple[int, ...]) -> AFLServer:
+    """Return the server after one step of the given clients; `losses` are known of before, by client."""
+    zero, who = torch.zeros(delta.shape[1], dtype=torch.float64), torch.tensor(clients)
+    lambdas, known = (torch.tensor(values, dtype=torch.float64) for values in (weights, losses))
+    server = AFLServer(zero, zero, torch.tensor(0), lambdas, known)
+    cohort = Cohort(who, torch.ones(len(who)), len(weights), 0)
+    return AFL(lambda_lr=0.05).server_step(server, AFLUpdate(delta[who], 1.0 + who.double()), cohort).server
 
-    def after(clients: tuple[int, ...]) -> AFLServer:
-        who = torch.tensor(clients)
-        cohort = Cohort(who, torch.ones(len(who)), 4, 0)
-        return algorithm.server_step(server, AFLUpdate(delta[who], losses[who]), cohort).server
 
-    pairs = [after(pair) for pair in combinations(range(4), 2)]
-    whole = after((0, 1, 2, 3))
-    torch.testing.assert_close(torch.stack([s.theta for s in pairs]).mean(0), whole.theta, rtol=1e-13, atol=1e-15)
-    # no lambda touches zero here, so that the projection is a shift and averages too
-    torch.testing.assert_close(torch.stack([s.weights for s in pairs]).mean(0), whole.weights, rtol=1e-13, atol=0)
+def test_cohorts_give_the_whole_federations_step_on_average() -> None:
+    """Over all pairs of four clients with equal lambdas."""
+    delta = gaussian_rows(4, 5, seed=1)
+    pairs = [after([0.25] * 4, [1.0] * 4, delta, pair).theta for pair in combinations(range(4), 2)]
+    torch.testing.assert_close(torch.stack(pairs).mean(0), -delta.mean(0), rtol=1e-13, atol=1e-15)
+
+
+def test_unlike_paper_a_step_is_never_longer_than_a_convex_combination() -> None:
+    delta = torch.eye(4, dtype=torch.float64)
+    assert after([0.1, 0.2, 0.3, 0.4], [1.0] * 4, delta, (0, 1)).theta.tolist() == pytest.approx([-0.2, -0.4, 0, 0])
+    assert after([0.1, 0.2, 0.3, 0.4], [1.0] * 4, delta, (2, 3)).theta.tolist() == pytest.approx([0, 0, -3 / 7, -4 / 7])
+    assert after([0.0, 0.0, 0.5, 0.5], [1.0] * 4, delta, (0, 1)).theta.tolist() == [0.0] * 4
+
+
+def test_absent_clients_are_represented_by_what_is_known_of_them() -> None:
+    """Clients 0 and 1 now have losses 1 and 2; client 2 had 5, client 3 was never seen and counts as their mean."""
+    server = after([0.25] * 4, [9.0, 9.0, 5.0, torch.nan], gaussian_rows(4, 3), (0, 1))
+    assert server.losses.tolist() == pytest.approx([1.0, 2.0, 5.0, torch.nan], nan_ok=True)
+    losses = torch.tensor([1.0, 2.0, 5.0, 8 / 3], dtype=torch.float64)
+    expected = 0.25 + 0.05 * (losses - losses.mean())  # no entry touches zero: the projection is a shift
+    torch.testing.assert_close(server.weights, expected, rtol=1e-13, atol=0)
 
 
 def test_lambda_belongs_to_the_client_not_to_its_place() -> None:
     problem, federation = classes(6)
-    played = play(AFL(lambda_lr=0.01), problem, federation, rounds=1, participation=0.5)
-    chosen = played.records[0]["clients"]
-    weights = played.servers[-1].weights
-    absent = [c for c in range(6) if c not in chosen]
-    assert float(weights[chosen].min()) > float(weights[absent].max())
-    torch.testing.assert_close(weights[absent], weights[absent[0]].expand(len(absent)), rtol=1e-14, atol=0)
-    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-14)
+    played = play(AFL(lambda_lr=0.01), problem, federation, rounds=6, participation=0.5)
+    server = played.servers[-1]
+    seen = sorted({c for record in played.records for c in record["clients"]})
+    assert server.losses.isnan().logical_not().nonzero().flatten().tolist() == seen
+    assert float(server.weights.sum()) == pytest.approx(1.0, abs=1e-14)
+    assert float(server.weights.min()) > 0
 
 
 def test_a_client_without_a_gradient_still_raises_its_lambda() -> None:
