@@ -116,11 +116,11 @@ def fairness_table(paths: Iterable[Path]) -> Table:
         caption_justify="left",
         box=SIMPLE_HEAD,
     )
-    table.add_column("Method", no_wrap=True)
+    table.add_column("Method", overflow="fold")
     for key in TERMINAL_COLUMNS:
         measure = MEASURE[key]
         arrow = "↑" if measure.higher_is_better else "↓"
-        table.add_column(f"{measure.title} {arrow}", justify="right", no_wrap=True)
+        table.add_column(f"{measure.title} {arrow}".replace(" ", "\n", 1), justify="right", no_wrap=True)
     for experiment in experiments:
         for row in tabulate(experiment, columns=TERMINAL_COLUMNS).rows:
             cells = [
