@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 from dqnfed.algorithms.adafed import AdaFed
 from dqnfed.algorithms.afl import AFL
@@ -32,6 +33,7 @@ from dqnfed.algorithms.fedns import FedNS
 from dqnfed.algorithms.fedns_ggn import FedNSGGN
 from dqnfed.algorithms.fedprox import FedProx
 from dqnfed.algorithms.giant import GIANT
+from dqnfed.algorithms.jacobian_descent import JD_METHODS
 from dqnfed.algorithms.local_newton import LocalNewton
 from dqnfed.algorithms.mgda import MGDA
 from dqnfed.algorithms.newton import Newton
@@ -82,6 +84,10 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = {
     "fcfl": FCFL,
     "adafed": AdaFed,
 }
+
+OPTIONAL = dict.fromkeys(JD_METHODS, "torchjd")  # methods that are registered only where this extra is installed
+if find_spec("torchjd") is not None:
+    REGISTRY.update(JD_METHODS)
 
 for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register theirs here
     REGISTRY.setdefault(_entry.name, _entry.load())
