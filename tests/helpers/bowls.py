@@ -45,12 +45,17 @@ def linear_model(n_inputs: int, n_outputs: int, *, zero: bool = True) -> nn.Modu
 
 
 def small_network(n_inputs: int, n_hidden: int, n_outputs: int) -> nn.Module:
-    """Return a network without biases whose first outputs are all zero: every client starts with the same loss."""
+    """Return a network whose first outputs are all zero: every client starts with the same loss.
+
+    Only the head has a bias, so a client with inputs of zero and equally many labels of each class starts without a
+    gradient.
+    """
     hidden = nn.Linear(n_inputs, n_hidden, bias=False, dtype=torch.float64)
-    head = nn.Linear(n_hidden, n_outputs, bias=False, dtype=torch.float64)
+    head = nn.Linear(n_hidden, n_outputs, dtype=torch.float64)
     with torch.no_grad():
         hidden.weight.copy_(normal(n_hidden, n_inputs, seed=2))
         head.weight.zero_()
+        head.bias.zero_()
     return nn.Sequential(hidden, nn.Tanh(), head)
 
 
