@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_range
-from dqnfed.core.curvature import client_gradient, client_hessian, hessian_passes, refuse_if_too_large, refuse_partial
+from dqnfed.core.curvature import (
+    client_gradient,
+    client_hessian,
+    hessian_passes,
+    refuse_if_too_large,
+    say_that_all_take_part,
+)
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.symmetric import damped_factor, factored_solution
 
@@ -88,7 +94,7 @@ class FedNew(Algorithm[FedNewServer, FedNewMemory, FedNewUpdate]):
         check_range(self, "refresh", low=0)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        refuse_partial("fednew", n_clients, cohort_size, "fednew-cg, which averages over those present")
+        say_that_all_take_part("fednew", n_clients, cohort_size)
         refuse_if_too_large(problem, 2 * n_clients, "FedNew", "fednew-cg")
         return self
 
@@ -99,6 +105,9 @@ class FedNew(Algorithm[FedNewServer, FedNewMemory, FedNewUpdate]):
     def init_memory(self, problem: Problem, task: Task) -> FedNewMemory:
         zeros = torch.zeros_like(problem.theta0)
         return FedNewMemory(zeros, zeros.clone(), zeros.new_zeros(len(zeros), len(zeros)))
+
+    def cohort(self, server: FedNewServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+        return torch.arange(n_clients)
 
     def send(self, server: FedNewServer) -> Fresh | Kept:
         t = int(server.n_rounds)

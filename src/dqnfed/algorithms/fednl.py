@@ -8,19 +8,19 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.hessian_learning import Begin, HessianLearner
+from dqnfed.algorithms.hessian_learning import Begin, HessianLearner, Known
 from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_choice, check_range
-from dqnfed.core.curvature import client_gradient, hessian_passes, refuse_partial
+from dqnfed.core.curvature import client_gradient, hessian_passes, say_that_all_take_part
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.compressors import Code, mean_expanded
-from dqnfed.maths.symmetric import n_packed, positive_solution, projected_solution, unpacked
+from dqnfed.maths.compressors import Code
+from dqnfed.maths.symmetric import positive_solution, projected_solution, unpacked
 
 MIN_MU = 1e-8  # for problems without a ridge
 
 
 class FedNLServer(NamedTuple):
     theta: Tensor  # [n]
-    hessian: Tensor  # [T] upper triangle; the mean of the clients' estimates, always
+    known: Known  # of the clients' estimates
     has_begun: Tensor  # [] bool
 
 
@@ -88,16 +88,19 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
             )
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        refuse_partial("fednl", n_clients, cohort_size, "fednl-pp")
+        say_that_all_take_part("fednl", n_clients, cohort_size)
         prepared = super().prepare(problem, n_clients, cohort_size)
         return prepared if self.mu is not None else replace(prepared, mu=smallest_eigenvalue(problem))
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNLServer:
-        zeros = problem.theta0.new_zeros(n_packed(problem.n_parameters))
-        return FedNLServer(problem.theta0.clone(), zeros, torch.tensor(self.start == "zero"))
+        known = self.none_known(problem, n_clients)
+        return FedNLServer(problem.theta0.clone(), known, torch.tensor(self.start == "zero"))
 
     def init_memory(self, problem: Problem, task: Task) -> FedNLMemory:
         return FedNLMemory(self.first_estimate(problem, task))
+
+    def cohort(self, server: FedNLServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+        return torch.arange(n_clients)
 
     def send(self, server: FedNLServer) -> Begin | Theta:
         return Theta(server.theta) if bool(server.has_begun) else Begin(server.theta)
@@ -113,17 +116,17 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
 
     def server_step(self, server: FedNLServer, updates: Start | FedNLUpdate, cohort: Cohort) -> ServerStep[FedNLServer]:
         if isinstance(updates, Start):
-            return begun(server, updates.hessian, cohort)
+            known = self.first_known(server.known, updates.hessian, cohort)
+            return ServerStep(FedNLServer(server.theta, known, torch.tensor(True)), Status.AGAIN)
         n = len(server.theta)
-        gradient, hessian = updates.gradient.mean(0), unpacked(server.hessian, n)
+        gradient, hessian = updates.gradient.mean(0), unpacked(server.known.mean(), n)
         if self.step == "projection":
             shift, step = 0.0, projected_solution(hessian, gradient, self.mu or MIN_MU)
         else:
             shift = float(updates.error.mean())
             step = positive_solution(hessian + shift * torch.eye(n, dtype=hessian.dtype), gradient)
-        how = self.how(n)
-        moved = server.hessian + self.learning_rate(how) * mean_expanded(how, updates.code, cohort.n_clients)
-        return ServerStep(FedNLServer(server.theta - step, moved, server.has_begun), Status.NEXT, {"shift": shift})
+        known = self.next_known(server.known, updates.code, cohort, n)
+        return ServerStep(FedNLServer(server.theta - step, known, server.has_begun), Status.NEXT, {"shift": shift})
 
     def uplink_bits(self, updates: Start | FedNLUpdate) -> int:
         if isinstance(updates, Start):
@@ -139,10 +142,3 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
 def smallest_eigenvalue(problem: Problem) -> float:
     """Return the curvature that the problem's ridge guarantees, or a tiny one where there is none."""
     return max(problem.ridge, MIN_MU)
-
-
-def begun(server: FedNLServer, hessians: Tensor, cohort: Cohort) -> ServerStep[FedNLServer]:
-    """Return the server with the mean of the first Hessians; if a client's is missing, the round is held."""
-    if len(cohort.clients) < cohort.n_clients:
-        return ServerStep(server, Status.HOLD, {"clients_without_hessian": cohort.n_clients - len(cohort.clients)})
-    return ServerStep(server._replace(hessian=hessians.mean(0), has_begun=torch.tensor(True)), Status.AGAIN)

@@ -8,20 +8,20 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.hessian_learning import Begin, HessianLearner
+from dqnfed.algorithms.hessian_learning import Begin, HessianLearner, Known
 from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_range
-from dqnfed.core.curvature import LinearProblem, client_gradient, client_hessian, hessian_passes, refuse_partial
+from dqnfed.core.curvature import LinearProblem, client_gradient, client_hessian, hessian_passes, say_that_all_take_part
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.compressors import Code, mean_expanded
+from dqnfed.maths.compressors import Code
 from dqnfed.maths.cubic import cubic_step
-from dqnfed.maths.symmetric import n_packed, unpacked
+from dqnfed.maths.symmetric import unpacked
 
 LOGISTIC_THIRD_DERIVATIVE = 1.0 / (6.0 * 3.0**0.5)  # the largest of log(1 + e^-z)
 
 
 class FedNLCRServer(NamedTuple):
     theta: Tensor  # [n]
-    hessian: Tensor  # [T] the mean of the clients' estimates
+    known: Known  # of the clients' estimates
     lipschitz: Tensor  # [] M, of the mean Hessian
     has_begun: Tensor  # [] bool
 
@@ -83,15 +83,19 @@ class FedNLCR(HessianLearner[FedNLCRServer, FedNLCRMemory, Start | FedNLCRUpdate
             check_range(self, "lipschitz", low=0.0, open_low=True)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        refuse_partial("fednl-cr", n_clients, cohort_size, "fednl-pp")
+        say_that_all_take_part("fednl-cr", n_clients, cohort_size)
         return super().prepare(problem, n_clients, cohort_size)
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNLCRServer:
         theta = problem.theta0.clone()
-        return FedNLCRServer(theta, theta.new_zeros(n_packed(len(theta))), theta.new_zeros(()), torch.tensor(False))
+        known = self.none_known(problem, n_clients)
+        return FedNLCRServer(theta, known, theta.new_zeros(()), torch.tensor(False))
 
     def init_memory(self, problem: Problem, task: Task) -> FedNLCRMemory:
         return FedNLCRMemory(self.first_estimate(problem, task))
+
+    def cohort(self, server: FedNLCRServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+        return torch.arange(n_clients)
 
     def send(self, server: FedNLCRServer) -> Begin | Theta:
         return Theta(server.theta) if bool(server.has_begun) else Begin(server.theta)
@@ -123,17 +127,14 @@ class FedNLCR(HessianLearner[FedNLCRServer, FedNLCRMemory, Start | FedNLCRUpdate
         self, server: FedNLCRServer, updates: Start | FedNLCRUpdate, cohort: Cohort
     ) -> ServerStep[FedNLCRServer]:
         if isinstance(updates, Start):
-            if len(cohort.clients) < cohort.n_clients:
-                return ServerStep(server, Status.HOLD)
-            hessian = updates.hessian.mean(0) if self.start == "hessian" else server.hessian
-            begun = FedNLCRServer(server.theta, hessian, updates.lipschitz.mean(), torch.tensor(True))
+            known = self.first_known(server.known, updates.hessian, cohort)
+            begun = FedNLCRServer(server.theta, known, updates.lipschitz.mean(), torch.tensor(True))
             return ServerStep(begun, Status.AGAIN)
         n, shift = len(server.theta), updates.error.mean()
-        curvature = unpacked(server.hessian, n) + shift * torch.eye(n, dtype=shift.dtype)
+        curvature = unpacked(server.known.mean(), n) + shift * torch.eye(n, dtype=shift.dtype)
         found = cubic_step(curvature, updates.gradient.mean(0), float(server.lipschitz))
-        how = self.how(n)
-        moved = server.hessian + self.learning_rate(how) * mean_expanded(how, updates.code, cohort.n_clients)
-        changed = server._replace(theta=server.theta - found.step, hessian=moved)
+        known = self.next_known(server.known, updates.code, cohort, n)
+        changed = server._replace(theta=server.theta - found.step, known=known)
         return ServerStep(changed, Status.NEXT, {"shift": float(shift), "radius": found.radius})
 
     def uplink_bits(self, updates: Start | FedNLCRUpdate) -> int:

@@ -91,7 +91,7 @@ class FedNLHead(Algorithm[FedNLHeadServer, FedNLHeadMemory, FedNLHeadUpdate]):
         """Return the head, the number of its blocks and their compressor."""
         head = last_layer(problem)
         is_full = self.blocks == "full" or (self.blocks == "auto" and head.n_parameters <= FULL_UP_TO)
-        size = head.n_parameters if is_full else head.n_features + 1
+        size = head.n_parameters if is_full else head.n_columns
         n_blocks = 1 if is_full else head.n_classes
         return head, n_blocks, compressor("rank", min(self.rank, size), size)
 

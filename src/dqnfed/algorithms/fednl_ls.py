@@ -10,17 +10,17 @@ from torch import Tensor
 
 from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
 from dqnfed.algorithms.fednl import MIN_MU, smallest_eigenvalue
-from dqnfed.algorithms.hessian_learning import Begin, HessianLearner
+from dqnfed.algorithms.hessian_learning import Begin, HessianLearner, Known
 from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_range
-from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_passes, refuse_partial
+from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_passes, say_that_all_take_part
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.compressors import Code, mean_expanded
-from dqnfed.maths.symmetric import n_packed, projected_solution, unpacked
+from dqnfed.maths.compressors import Code
+from dqnfed.maths.symmetric import projected_solution, unpacked
 
 
 class FedNLLSServer(NamedTuple):
     theta: Tensor  # [n]
-    hessian: Tensor  # [T] the mean of the clients' estimates
+    known: Known  # of the clients' estimates
     has_begun: Tensor  # [] bool
     search: Search
 
@@ -83,17 +83,20 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
         check_range(self, "shrink", low=0.0, high=1.0, open_low=True, open_high=True)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        refuse_partial("fednl-ls", n_clients, cohort_size, "fednl-pp")
+        say_that_all_take_part("fednl-ls", n_clients, cohort_size)
         prepared = super().prepare(problem, n_clients, cohort_size)
         return prepared if self.mu is not None else replace(prepared, mu=smallest_eigenvalue(problem))
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNLLSServer:
         theta = problem.theta0.clone()
-        hessian = theta.new_zeros(n_packed(len(theta)))
-        return FedNLLSServer(theta, hessian, torch.tensor(self.start == "zero"), no_search(theta))
+        known = self.none_known(problem, n_clients)
+        return FedNLLSServer(theta, known, torch.tensor(self.start == "zero"), no_search(theta))
 
     def init_memory(self, problem: Problem, task: Task) -> FedNLLSMemory:
         return FedNLLSMemory(self.first_estimate(problem, task))
+
+    def cohort(self, server: FedNLLSServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+        return torch.arange(n_clients)
 
     def send(self, server: FedNLLSServer) -> Begin | Theta | Trial:
         if not bool(server.has_begun):
@@ -117,20 +120,17 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
         self, server: FedNLLSServer, updates: Start | FedNLLSUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[FedNLLSServer]:
         if isinstance(updates, Start):
-            if len(cohort.clients) < cohort.n_clients:
-                return ServerStep(server, Status.HOLD)
-            begun = server._replace(hessian=updates.hessian.mean(0), has_begun=torch.tensor(True))
-            return ServerStep(begun, Status.AGAIN)
+            known = self.first_known(server.known, updates.hessian, cohort)
+            return ServerStep(server._replace(known=known, has_begun=torch.tensor(True)), Status.AGAIN)
         if isinstance(updates, TrialLoss):
             found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         n = len(server.theta)
         gradient = updates.gradient.mean(0)
-        step = projected_solution(unpacked(server.hessian, n), gradient, self.mu or MIN_MU)
-        how = self.how(n)
-        moved = server.hessian + self.learning_rate(how) * mean_expanded(how, updates.code, cohort.n_clients)
+        step = projected_solution(unpacked(server.known.mean(), n), gradient, self.mu or MIN_MU)
+        known = self.next_known(server.known, updates.code, cohort, n)
         search = begun_search(step, updates.loss.mean(), gradient @ step)
-        return ServerStep(server._replace(hessian=moved, search=search), Status.AGAIN)
+        return ServerStep(server._replace(known=known, search=search), Status.AGAIN)
 
     def uplink_bits(self, updates: Start | FedNLLSUpdate | TrialLoss) -> int:
         if not isinstance(updates, FedNLLSUpdate):

@@ -8,19 +8,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.hessian_learning import Begin, HessianLearner
+from dqnfed.algorithms.hessian_learning import Begin, HessianLearner, Known
 from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta
 from dqnfed.core.curvature import client_gradient, client_hessian, hessian_passes
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.compressors import Code, mean_expanded
-from dqnfed.maths.symmetric import n_packed, packed, packed_norm, positive_solution, unpacked
+from dqnfed.maths.compressors import Code
+from dqnfed.maths.symmetric import packed, packed_norm, positive_solution, unpacked
 
 
 class FedNLPPServer(NamedTuple):
     theta: Tensor  # [n]
-    hessian: Tensor  # [T] the mean of ALL clients' estimates
-    shift: Tensor  # [] the mean of all clients' errors
-    target: Tensor  # [n] the mean of all clients' v_k
+    known: Known  # of all clients' estimates
+    error_total: Tensor  # [] the sum of all clients' errors l_k
+    target_total: Tensor  # [n] the sum of all clients' v_k
     has_begun: Tensor  # [] bool
 
 
@@ -77,8 +77,8 @@ class FedNLPP(HessianLearner[FedNLPPServer, FedNLPPMemory, Start | FedNLPPUpdate
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNLPPServer:
         theta = problem.theta0.clone()
-        hessian = theta.new_zeros(n_packed(len(theta)))
-        return FedNLPPServer(theta, hessian, theta.new_zeros(()), torch.zeros_like(theta), torch.tensor(False))
+        known = self.none_known(problem, n_clients)
+        return FedNLPPServer(theta, known, theta.new_zeros(()), torch.zeros_like(theta), torch.tensor(False))
 
     def init_memory(self, problem: Problem, task: Task) -> FedNLPPMemory:
         estimate, theta = self.first_estimate(problem, task), problem.theta0
@@ -106,22 +106,21 @@ class FedNLPP(HessianLearner[FedNLPPServer, FedNLPPMemory, Start | FedNLPPUpdate
     def server_step(
         self, server: FedNLPPServer, updates: Start | FedNLPPUpdate, cohort: Cohort
     ) -> ServerStep[FedNLPPServer]:
-        n, n_clients = len(server.theta), cohort.n_clients
+        n = len(server.theta)
         if isinstance(updates, Start):
-            if len(cohort.clients) < n_clients:
-                return ServerStep(server, Status.HOLD)
-            hessian = updates.hessian.mean(0) if self.start == "hessian" else server.hessian
-            shift, target = updates.error.mean(), updates.target.mean(0)
+            known = self.first_known(server.known, updates.hessian, cohort)
+            error_total, target_total = updates.error.sum(), updates.target.sum(0)
         else:
-            how = self.how(n)
-            hessian = server.hessian + self.learning_rate(how) * mean_expanded(how, updates.code, n_clients)
-            shift = server.shift + updates.error_change.sum() / n_clients
-            target = server.target + updates.target_change.sum(0) / n_clients
+            is_heard_of = server.known.clients[cohort.clients].to(updates.error_change)
+            known = self.next_known(server.known, updates.code, cohort, n)._replace(clients=server.known.clients)
+            error_total = server.error_total + is_heard_of @ updates.error_change
+            target_total = server.target_total + is_heard_of @ updates.target_change
+        n_known = known.clients.sum()
+        shift = (error_total / n_known).clamp(min=0.0)
         eye = torch.eye(n, dtype=shift.dtype, device=shift.device)
-        theta = positive_solution(unpacked(hessian, n) + shift.clamp(min=0.0) * eye, target)
-        return ServerStep(
-            FedNLPPServer(theta, hessian, shift, target, torch.tensor(True)), Status.NEXT, {"shift": float(shift)}
-        )
+        theta = positive_solution(unpacked(known.mean(), n) + shift * eye, target_total / n_known)
+        changed = FedNLPPServer(theta, known, error_total, target_total, torch.tensor(True))
+        return ServerStep(changed, Status.NEXT, {"shift": float(shift)})
 
     def uplink_bits(self, updates: Start | FedNLPPUpdate) -> int:
         if isinstance(updates, Start):

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, check_choice, check_range
+from dqnfed.core.algorithm import Algorithm, Cohort, check_choice, check_range
 from dqnfed.core.curvature import client_hessian, refuse_if_too_large
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.compressors import KINDS, Code, Compressor, compressed, compressor, expanded
+from dqnfed.core.tensors import gather
+from dqnfed.maths.compressors import KINDS, Code, Compressor, compressed, compressor, expanded, mean_expanded
 from dqnfed.maths.symmetric import n_packed, packed, packed_norm
 
 S = TypeVar("S", bound=tuple[Any, ...])
@@ -35,6 +36,17 @@ class Learnt(NamedTuple):
     error: Tensor  # [] ||H - estimate||_F before the step
     estimate: Tensor  # [T] after it
     hessian: Tensor  # [T] the true one, here and now
+
+
+class Known(NamedTuple):
+    """What the server knows of the clients' estimates: their sum, over those it has heard of."""
+
+    total: Tensor  # [T] sum of the estimates
+    clients: Tensor  # [C] bool, heard of
+
+    def mean(self) -> Tensor:
+        """Return the mean estimate [T]; zero before anybody was heard of."""
+        return self.total / self.clients.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +97,31 @@ class HessianLearner(Algorithm[S, M, U]):
         moved = estimate + self.learning_rate(how) * expanded(how, code)
         return Learnt(code, packed_norm(difference, how.d), moved, hessian)
 
+    def none_known(self, problem: Problem, n_clients: int) -> Known:
+        """Return what the server knows before the first message."""
+        return Known(problem.theta0.new_zeros(n_packed(problem.n_parameters)), torch.zeros(n_clients).bool())
+
+    def first_known(self, known: Known, hessians: Tensor, cohort: Cohort) -> Known:
+        """Return what the server knows once the clients' first estimates [K, T], or nothing [K, 0], have come."""
+        total = known.total + hessians.sum(0) if hessians.shape[1] else known.total
+        return Known(total, _with(known.clients, cohort.clients))
+
+    def next_known(self, known: Known, codes: Code, cohort: Cohort, n: int) -> Known:
+        """Return what the server knows after the clients' codes; those of clients it never heard of cannot be used."""
+        clients, is_heard_of = known.clients, known.clients[cohort.clients.to(known.clients.device)]
+        if self.start == "zero":  # an estimate of zero needs no introduction
+            clients, is_heard_of = _with(clients, cohort.clients), torch.ones_like(is_heard_of)
+        how = self.how(n)
+        usable = codes if bool(is_heard_of.all()) else gather(codes, is_heard_of.nonzero().flatten())
+        return Known(known.total + self.learning_rate(how) * mean_expanded(how, usable, 1), clients)
+
     def learning_rate(self, how: Compressor) -> float:
         return how.default_alpha if self.alpha is None else self.alpha
 
     def code_bits(self, n: int, float_bits: int) -> int:
         """Return the size of one client's code, indices included."""
         return self.how(n).bits(float_bits)
+
+
+def _with(heard_of: Tensor, clients: Tensor) -> Tensor:
+    return heard_of.index_fill(0, clients.to(heard_of.device), True)

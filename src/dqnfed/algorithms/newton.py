@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice
-from dqnfed.core.curvature import client_gradient, client_hessian, hessian_passes, refuse_if_too_large, refuse_partial
+from dqnfed.core.curvature import (
+    client_gradient,
+    client_hessian,
+    hessian_passes,
+    refuse_if_too_large,
+    say_that_all_take_part,
+)
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.symmetric import n_packed, packed, positive_solution, unpacked
 
@@ -72,12 +78,15 @@ class Newton(Algorithm[NewtonServer, Empty, Full | Slope]):
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         refuse_if_too_large(problem, n_clients, "newton", "fednl-diag, fednl-head, fednew-cg or fedns-ggn")
         if self.renew == "once":
-            refuse_partial('newton with `renew = "once"`', n_clients, cohort_size, '`renew = "every-round"`')
+            say_that_all_take_part('newton with `renew = "once"`', n_clients, cohort_size)
         return self
 
     def init_server(self, problem: Problem, n_clients: int) -> NewtonServer:
         theta = problem.theta0.clone()
         return NewtonServer(theta, theta.new_zeros(n_packed(len(theta))), torch.tensor(False))
+
+    def cohort(self, server: NewtonServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+        return torch.arange(n_clients) if self.renew == "once" else sampled
 
     def send(self, server: NewtonServer) -> Curvature | Theta:
         kept = self.renew == "once" and bool(server.has_hessian)

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from dqnfed.algorithms.fednew import Fresh, Kept
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_range
-from dqnfed.core.curvature import client_gradient, client_hessian, hessian_passes, refuse_if_too_large, refuse_partial
+from dqnfed.core.curvature import (
+    client_gradient,
+    client_hessian,
+    hessian_passes,
+    refuse_if_too_large,
+    say_that_all_take_part,
+)
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.quantise import Quantised, dequantised, quantised
 from dqnfed.maths.symmetric import damped_factor, factored_solution
@@ -76,7 +82,7 @@ class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
         check_range(self, "bits", low=1, high=30)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        refuse_partial("q-fednew", n_clients, cohort_size, "fednew-cg, which averages over those present")
+        say_that_all_take_part("q-fednew", n_clients, cohort_size)
         refuse_if_too_large(problem, 2 * n_clients, "Q-FedNew", "fednew-cg")
         return self
 
@@ -91,6 +97,9 @@ class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
 
     def noise(self, problem: Problem, generator: torch.Generator) -> Tensor:
         return torch.rand(problem.n_parameters, generator=generator, dtype=torch.float64).to(problem.theta0.dtype)
+
+    def cohort(self, server: QFedNewServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+        return torch.arange(n_clients)
 
     def send(self, server: QFedNewServer) -> Fresh | Kept:
         t = int(server.n_rounds)
@@ -113,7 +122,7 @@ class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
         clients = cohort.clients.to(server.theta.device)
         changes = dequantised(updates.change, bits=self.bits)
         steps = server.sent_steps.index_add(0, clients, changes)
-        step = steps.mean(0)
+        step = steps[clients].mean(0)
         widest = float(updates.change.radius.max())
         return ServerStep(
             QFedNewServer(server.theta - step, step, steps, server.n_rounds + 1),

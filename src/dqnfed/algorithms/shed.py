@@ -16,10 +16,10 @@ from dqnfed.core.curvature import (
     client_hessian,
     hessian_passes,
     refuse_if_too_large,
-    refuse_partial,
+    say_that_all_take_part,
 )
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.symmetric import positive_solution
+from dqnfed.maths.symmetric import eigenpairs, positive_solution
 
 
 class SHEDServer(NamedTuple):
@@ -104,7 +104,7 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         check_range(self, "shrink", low=0.0, high=1.0, open_low=True, open_high=True)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        refuse_partial("shed", n_clients, cohort_size, "fednl-pp")
+        say_that_all_take_part("shed", n_clients, cohort_size)
         refuse_if_too_large(problem, 4 * n_clients, "SHED", "fedns-ggn")
         return self
 
@@ -118,6 +118,9 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
     def init_memory(self, problem: Problem, task: Task) -> SHEDMemory:
         n = problem.n_parameters
         return SHEDMemory(problem.theta0.new_zeros(n), problem.theta0.new_zeros(n, n))
+
+    def cohort(self, server: SHEDServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+        return torch.arange(n_clients)
 
     def send(self, server: SHEDServer) -> Renew | Continue | Trial:
         if server.search.is_on:
@@ -133,7 +136,7 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
             return TrialLoss(problem.loss(sent.theta, task)), memory
         n, n_known = len(sent.theta), torch.zeros((), dtype=torch.long)
         if isinstance(sent, Renew):
-            values, vectors = torch.linalg.eigh(client_hessian(problem, task, sent.theta))
+            values, vectors = eigenpairs(client_hessian(problem, task, sent.theta))
             memory = SHEDMemory(values.flip(0), vectors.T.flip(0))
         else:
             n_known = sent.n_known

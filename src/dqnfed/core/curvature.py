@@ -6,6 +6,7 @@ two, and a full Hessian of n parameters is n / 2 (A'WA costs 2 N n^2 operations 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -14,8 +15,9 @@ from torch import Tensor
 from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
 from dqnfed.core.problem import Problem, Task, cross_entropies, sign_accuracy, squared_errors
-from dqnfed.maths.symmetric import glm_hessian, n_packed
+from dqnfed.maths.symmetric import eigenpairs, glm_hessian, n_packed
 
+logger = logging.getLogger("dqnfed")
 LOSS_PASSES = 1.0 / 3.0
 PRODUCT_PASSES = 2.0
 MAX_CURVATURE_BYTES = 8 * 2**30  # of all clients' matrices together; an exact method refuses more
@@ -103,13 +105,8 @@ def hessian_root(problem: Problem, task: Task, theta: Tensor) -> Tensor:
     outputs = problem.predict(theta, task.inputs)
     jacobian: Tensor = jacrev(problem.predict)(theta, task.inputs).reshape(len(share), -1, len(theta))
 
-    def one_loss(z: Tensor, target: Tensor) -> Tensor:
-        return problem.losses(z.reshape(1, *outputs.shape[1:]), target[None])[0]
-
-    bends: Tensor = vmap(hessian(one_loss))(outputs.reshape(len(share), -1), task.targets)
-    values, vectors = torch.linalg.eigh(bends)
-    roots = (values.clamp(min=0.0) * share[:, None]).sqrt()[:, :, None] * vectors.transpose(1, 2)
-    rows: Tensor = (roots @ jacobian).reshape(-1, len(theta))
+    roots = _output_roots(problem, outputs, task.targets)
+    rows: Tensor = ((share.sqrt()[:, None, None] * roots.transpose(1, 2)) @ jacobian).reshape(-1, len(theta))
     return rows
 
 
@@ -155,11 +152,11 @@ def gauss_newton_rows(problem: Problem, task: Task, theta: Tensor, signs: Tensor
         return problem.predict(t, task.inputs)
 
     z, pulled_back = vjp(outputs, theta)[:2]
-    flat = z.reshape(len(share), -1)
+    roots = share[:, None, None] * _output_roots(problem, z, task.targets)
 
     def row(e: Tensor) -> Tensor:
-        bent = _output_root_product(problem, z, flat, task.targets, e[: flat.numel()].view_as(flat))
-        pulled: Tensor = pulled_back((share[:, None] * bent).view_as(z))[0]
+        bent = (roots @ e.reshape(len(share), -1, 1)).reshape(z.shape)
+        pulled: Tensor = pulled_back(bent)[0]
         return pulled
 
     rows: Tensor = vmap(row)(signs)
@@ -171,20 +168,23 @@ def n_outputs(problem: Problem, task: Task) -> int:
     return problem.predict(problem.theta0, task.inputs[:1]).numel()
 
 
-def _output_root_product(problem: Problem, z: Tensor, flat: Tensor, targets: Tensor, e: Tensor) -> Tensor:
-    """Return L^(1/2) e for every example [N, outputs], L the Hessian of its loss in its outputs."""
-    if problem.losses is cross_entropies and z.dim() == 2:
-        p = torch.softmax(flat, dim=1)  # L = diag(p) - pp' = BB' with B = diag(sqrt p) - p sqrt(p)'
-        root = p.sqrt()
-        return root * e - p * (root * e).sum(1, keepdim=True)
+def _output_roots(problem: Problem, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return B [N, C, C] with BB' = the Hessian of every example's loss in its outputs; smooth, so without a sign."""
+    n = len(targets)
+    if problem.losses is cross_entropies and outputs.dim() == 2:
+        p = torch.softmax(outputs, dim=1)  # diag(p) - pp' = BB' with B = diag(sqrt p) - p sqrt(p)'
+        return torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]
+    flat = outputs.reshape(n, -1)
     if problem.losses is squared_errors:
-        return e
+        return torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device).expand(n, -1, -1)
 
-    def one_loss(out: Tensor, target: Tensor) -> Tensor:
-        return problem.losses(out.reshape(1, *z.shape[1:]), target[None])[0]
+    def one_loss(z: Tensor, target: Tensor) -> Tensor:
+        return problem.losses(z.reshape(1, *outputs.shape[1:]), target[None])[0]
 
-    values, vectors = torch.linalg.eigh(vmap(hessian(one_loss))(flat, targets))
-    product: Tensor = (vectors @ (values.clamp(min=0.0).sqrt() * e)[:, :, None]).squeeze(-1)
+    values, vectors = eigenpairs(vmap(hessian(one_loss))(flat, targets))
+    positive = values > 1e-12 * values.amax(-1, keepdim=True)
+    roots = torch.where(positive, values, torch.zeros_like(values)).sqrt()
+    product: Tensor = (vectors * roots[:, None, :]) @ vectors.transpose(1, 2)
     return product
 
 
@@ -205,12 +205,14 @@ def refuse_if_too_large(problem: Problem, n_clients: int, name: str, approximati
         )
 
 
-def refuse_partial(name: str, n_clients: int, cohort_size: int, way_out: str) -> None:
-    """Refuse a method that is only defined when every client takes part in every round."""
+def say_that_all_take_part(name: str, n_clients: int, cohort_size: int) -> None:
+    """Warn that a method which is only defined with all clients will not sample them."""
     if cohort_size < n_clients:
-        raise ValueError(
-            f"{name} needs every client in every round, but {cohort_size} of {n_clients} are sampled; "
-            f"set participation to 1, or use {way_out}."
+        logger.warning(
+            "%s is defined with every client in every round: all %d take part, not a sample of %d.",
+            name,
+            n_clients,
+            cohort_size,
         )
 
 

@@ -11,38 +11,49 @@ from dqnfed.core.problem import Problem, Task
 
 
 class Head(NamedTuple):
-    """A linear layer at the end of theta: weight [classes, features], then bias [classes]."""
+    """A linear layer at the end of theta: weight [classes, features], then the bias [classes] if it has one."""
 
     n_classes: int
     n_features: int
-    start: int  # where its weight begins in theta; the bias ends theta
+    has_bias: bool
+    start: int  # where its weight begins in theta
+
+    @property
+    def n_columns(self) -> int:
+        """The parameters of one class."""
+        return self.n_features + int(self.has_bias)
 
     @property
     def n_parameters(self) -> int:
-        return self.n_classes * (self.n_features + 1)
+        return self.n_classes * self.n_columns
 
     def places(self) -> Tensor:
-        """Return the positions in theta [classes, features + 1]: of every class its weights, then its bias."""
+        """Return the positions in theta [classes, columns]: of every class its weights, then its bias."""
         weights = self.start + torch.arange(self.n_classes * self.n_features).view(self.n_classes, -1)
+        if not self.has_bias:
+            return weights
         biases = self.start + self.n_classes * self.n_features + torch.arange(self.n_classes)
         return torch.cat([weights, biases[:, None]], dim=1)
 
 
 def last_layer(problem: Problem) -> Head:
-    """Return the head of the problem's model; refuses models that do not end in a linear layer with a bias."""
+    """Return the head of the problem's model; refuses models that do not end in a linear layer."""
     shapes = [shape for _, shape in problem.layout]
-    if len(shapes) < 2 or len(shapes[-2]) != 2 or len(shapes[-1]) != 1 or shapes[-1][0] != shapes[-2][0]:
+    has_bias = len(shapes) >= 2 and len(shapes[-1]) == 1 and len(shapes[-2]) == 2 and shapes[-1][0] == shapes[-2][0]
+    weight = shapes[-2] if has_bias else shapes[-1]
+    if len(weight) != 2:
         ends = ", ".join(f"{name} {tuple(shape)}" for name, shape in problem.layout[-2:])
         raise ValueError(
-            f"a head is a linear layer with a bias at the end of the model, but the model ends with {ends}. "
+            f"a head is a linear layer at the end of the model, but the model ends with {ends}. "
             "Add nn.Linear(features, classes) as its last layer, or use fednl-diag or fedns-ggn."
         )
-    n_classes, n_features = shapes[-2]
-    return Head(n_classes, n_features, problem.n_parameters - n_classes * (n_features + 1))
+    n_classes, n_features = weight
+    n_parameters = n_classes * (n_features + int(has_bias))
+    return Head(n_classes, n_features, has_bias, problem.n_parameters - n_parameters)
 
 
 def head_features(problem: Problem, task: Task, theta: Tensor, head: Head) -> Tensor:
-    """Return what the head sees [N, features + 1], the last column being 1 for the bias.
+    """Return what the head sees [N, columns], the last column being 1 if there is a bias.
 
     Unit vectors in the head's weights make the outputs read the features, as many at a time as there are classes.
     """
@@ -52,10 +63,10 @@ def head_features(problem: Problem, task: Task, theta: Tensor, head: Head) -> Te
         weight = theta.new_zeros(head.n_classes, head.n_features)
         n_read = min(head.n_classes, head.n_features - first)
         weight[:n_read, first : first + n_read] = torch.eye(n_read, dtype=theta.dtype, device=theta.device)
-        reading = torch.cat([body, weight.reshape(-1), theta.new_zeros(head.n_classes)])
+        reading = torch.cat([body, weight.reshape(-1), theta.new_zeros(head.n_classes * int(head.has_bias))])
         blocks.append(problem.predict(reading, task.inputs)[:, :n_read])
     features = torch.cat(blocks, dim=1)
-    return torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+    return torch.cat([features, torch.ones_like(features[:, :1])], dim=1) if head.has_bias else features
 
 
 def head_hessians(features: Tensor, outputs: Tensor, mask: Tensor, *, is_full: bool) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.maths.symmetric import n_packed, packed, unpacked
+from dqnfed.maths.symmetric import eigenpairs, n_packed, packed, unpacked
 
 KINDS = ("rank", "top", "random", "identity")
 
@@ -110,10 +110,9 @@ def mean_expanded(how: Compressor, codes: Code, n: int) -> Tensor:
 
 
 def _top_eigenpairs(M: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh(M)  # M is symmetric: never the general solver, whose answers may be complex
+    values, vectors = eigenpairs(M)  # M is symmetric: never the general solver, whose answers may be complex
     chosen = torch.topk(values.abs(), rank).indices
-    kept = vectors.index_select(-1, chosen) if chosen.dim() == 1 else vectors[:, chosen]
-    return torch.cat([values[chosen], kept.T.reshape(-1)]), values.new_zeros(0, dtype=torch.int32)
+    return torch.cat([values[chosen], vectors.T[chosen].reshape(-1)]), values.new_zeros(0, dtype=torch.int32)
 
 
 def _eigenpairs(how: Compressor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,6 +81,17 @@ def factored_solution(factor: Tensor, b: Tensor) -> Tensor:
     return solution.squeeze(-1)
 
 
+def eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues [..., d], ascending, and eigenvectors [..., d, d]; NaN where M is not finite.
+
+    LAPACK gives up on a matrix with NaN, and with it on the whole batch; here only the client that sent it is lost.
+    """
+    is_finite = torch.isfinite(M).all(-1, keepdim=True).all(-2, keepdim=True)
+    values, vectors = torch.linalg.eigh(torch.where(is_finite, M, torch.zeros_like(M)))
+    lost = torch.full_like(values[..., :1], torch.nan)
+    return torch.where(is_finite[..., 0], values, lost), torch.where(is_finite, vectors, lost[..., None])
+
+
 def positive_solution(H: Tensor, b: Tensor) -> Tensor:
     """Return x with H x = b, on the host: by Cholesky, or, if H is not positive definite, by its clipped eigenvalues.
 
