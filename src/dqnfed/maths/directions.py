@@ -143,7 +143,7 @@ def compatible_rows(
     unit = unit_gramian(M, dead=DEAD)
     d = np.asarray(d, dtype=np.float64)
     kept = np.ones(len(d), dtype=np.bool_)
-    for _ in range(int(max_share * len(d)) + 1):
+    for _ in range(int(max_share * len(d) + 1e-9) + 1):
         if at_least_weights(M[np.ix_(kept, kept)], d[kept], ridge=ridge, rtol=rtol).feasible:
             return kept
         against = kept & unit.live

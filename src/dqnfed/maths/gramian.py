@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 BLOCK = 8192  # columns a block: 50 float32 rows of it fit a core's cache, and BLAS still runs at full speed
+DEVICE_BLOCK = 32 * BLOCK  # on an accelerator starting a product costs more than the cache saves
 
 
-def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block: int = BLOCK) -> Tensor:
+def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block: int | None = None) -> Tensor:
     """Return G [G; extra]' as a float64 matrix on the CPU, [K, K] or with extra rows [m, n] next to it [K, K + m].
 
     Columns are taken in blocks: one product a block in the precision of G (float32 at least), summed in float64, so
@@ -26,7 +27,10 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
                 f"extra rows must be as long as the rows of G, {G.shape[1]}, but have shape {tuple(other.shape)}."
             )
     matrices = [matrix.detach().to(G.device) for matrix in (G, *others)]
-    products = _host_products(matrices, block) if G.device.type == "cpu" else _device_products(matrices, block)
+    if G.device.type == "cpu":
+        products = _host_products(matrices, block or BLOCK)
+    else:
+        products = _device_products(matrices, block or DEVICE_BLOCK)
     products[0] = (products[0] + products[0].T) / 2
     return torch.cat(products, dim=1).cpu()
 
@@ -62,7 +66,7 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
     return weights.to(dtype=G.dtype, device=G.device) @ G
 
 
-def squared_norms(G: Tensor, *, block: int = BLOCK) -> Tensor:
+def squared_norms(G: Tensor, *, block: int = DEVICE_BLOCK) -> Tensor:
     """Return the squared length of every row of G, float64 on the CPU, from one pass over G."""
     dtype = torch.promote_types(G.dtype, torch.float32)
     total = torch.zeros(len(G), dtype=torch.float64, device=G.device)

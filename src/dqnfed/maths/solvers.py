@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-_ROUND_OFF = 1e-13  # multipliers below this share of their terms are rounding, not violations
+_ROUND_OFF = 2e-14  # multipliers below this share of their terms are rounding, not violations
 
 
 class UnitGramian(NamedTuple):
@@ -170,69 +170,84 @@ def _sliced_box_minimiser(
 ) -> tuple[FloatArray, float]:
     """Return argmin z'Mz/2 subject to r'z = 1, lower <= z <= upper, and the multiplier of the equation.
 
-    A primal active-set method (Nocedal & Wright 2006, sec. 16.5) from a feasible start; each step solves the bordered
-    system [[M, -r], [r', 0]] of the free entries, which stays regular where M alone is singular.
+    A primal active-set method (Nocedal & Wright 2006, sec. 16.5) from a feasible start: Newton moves of the free
+    entries, repeated until only rounding is left of their conditions; an entry whose bound blocks a move is fixed, a
+    fixed one that would lower the value is freed.
     """
     K = len(r)
     z = np.clip(start, lower, upper)
     free = (z > lower) & (z < upper)
     movable = upper > lower
+    n_refined = 0
     multiplier = 0.0
     for n_done in range(20 * K + 100):
-        if free.any():
-            target, multiplier = _equality_minimiser(M, r, z, free)
-            move = target - z[free]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                room = np.where(move < 0.0, (lower[free] - z[free]) / move, (upper[free] - z[free]) / move)
-            room = np.where(move == 0.0, np.inf, room)
-            blocking = int(np.argmin(room))
-            if room[blocking] < 1.0:
-                z[free] += max(room[blocking], 0.0) * move
+        slope = M @ z
+        multiplier = _multiplier(slope, r, free, movable & (z < upper), movable & (z > lower))
+        excess = slope - multiplier * r
+        rounding = _ROUND_OFF * (np.abs(M) @ np.abs(z) + np.abs(multiplier * r))
+        missing = 1.0 - float(r @ z)
+        unsettled = (np.abs(excess) > rounding)[free].any() or abs(missing) > _ROUND_OFF
+        if free.any() and n_refined < 3 and unsettled:
+            move = _newton_move(M[np.ix_(free, free)], r[free], excess[free], missing)
+            blocking, share = _first_bound(z[free], move, lower[free], upper[free])
+            z[free] += share * move
+            n_refined += 1
+            if blocking is not None:
                 index = np.flatnonzero(free)[blocking]
                 z[index] = lower[index] if move[blocking] < 0.0 else upper[index]
                 free[index] = False
-                continue
-            z[free] = target
-        slope = M @ z
-        if not free.any():
-            multiplier = _vertex_multiplier(slope, r, movable & (z < upper), movable & (z > lower))
-        gain = np.where(z <= lower, multiplier * r - slope, slope - multiplier * r)
-        rounding = _ROUND_OFF * (np.abs(M) @ np.abs(z) + np.abs(multiplier * r))
+                n_refined = 0
+            continue
+        gain = np.where(z <= lower, -excess, excess)
         releasable = movable & ~free & (gain > rounding)
         if not releasable.any():
             break
         # the steepest entry usually; the first one after many steps, which cannot cycle (Bland 1977)
-        index = int(np.argmax(np.where(releasable, gain, -np.inf))) if n_done < 10 * K else int(np.argmax(releasable))
+        index = np.argmax(np.where(releasable, gain, -np.inf)) if n_done < 10 * K else np.argmax(releasable)
         free[index] = True
+        n_refined = 0
     return z, multiplier
 
 
-def _equality_minimiser(M: FloatArray, r: FloatArray, z: FloatArray, free: BoolArray) -> tuple[FloatArray, float]:
-    F = np.flatnonzero(free)
-    fixed = np.flatnonzero(~free)
-    system = np.zeros((len(F) + 1, len(F) + 1))
-    system[:-1, :-1] = M[np.ix_(F, F)]
-    system[:-1, -1] = -r[F]
-    system[-1, :-1] = r[F]
-    right = np.append(-(M[np.ix_(F, fixed)] @ z[fixed]), 1.0 - r[fixed] @ z[fixed])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
-            lu = scipy.linalg.lu_factor(system)
-            solution = scipy.linalg.lu_solve(lu, right)
-            solution += scipy.linalg.lu_solve(lu, right - system @ solution)
-    except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
-        solution = np.linalg.lstsq(system, right, rcond=1e-14)[0]
-    if not np.isfinite(solution).all():
-        solution = np.linalg.lstsq(system, right, rcond=1e-14)[0]
-    return solution[:-1], float(solution[-1])
-
-
-def _vertex_multiplier(slope: FloatArray, r: FloatArray, can_rise: BoolArray, can_fall: BoolArray) -> float:
-    """Return a multiplier between the cheapest entry to raise and the dearest to lower; any does if they agree."""
+def _multiplier(slope: FloatArray, r: FloatArray, free: BoolArray, can_rise: BoolArray, can_fall: BoolArray) -> float:
+    """Return the multiplier that fits the free entries best; at a vertex, one between what its neighbours pay."""
+    if free.any():
+        return float(r[free] @ slope[free] / (r[free] @ r[free]))
     price = slope / r
     rise = float(np.min(price[can_rise], initial=np.inf))
     fall = float(np.max(price[can_fall], initial=-np.inf))
-    if np.isinf(rise) or np.isinf(fall):
-        return fall if np.isinf(rise) and np.isfinite(fall) else rise if np.isfinite(rise) else 0.0
-    return (rise + fall) / 2.0
+    ends = [end for end in (rise, fall) if np.isfinite(end)]
+    return sum(ends) / len(ends) if ends else 0.0
+
+
+def _newton_move(M: FloatArray, r: FloatArray, slope: FloatArray, missing: float) -> FloatArray:
+    """Return the move p to argmin p'Mp/2 + slope'p subject to r'p = missing.
+
+    By the bordered system, which stays regular where M alone is singular; if that is singular too, by eigenvectors,
+    going far along a direction in which the value falls without curving.
+    """
+    along = r / np.linalg.norm(r)
+    ahead = missing / float(np.linalg.norm(r))
+    system = np.block([[M, -along[:, None]], [along[None, :], np.zeros((1, 1))]])
+    right = np.append(-slope, ahead)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", scipy.linalg.LinAlgWarning)
+        solution = scipy.linalg.lu_solve(scipy.linalg.lu_factor(system), right, check_finite=False)
+    if np.isfinite(solution).all() and np.abs(system @ solution - right).max() <= 1e-6 * np.abs(right).max():
+        return np.asarray(solution[:-1])
+    tangent = np.eye(len(r)) - np.outer(along, along)
+    values, vectors = np.linalg.eigh(tangent @ M @ tangent)
+    falls = -(vectors.T @ (tangent @ slope))
+    falls[np.abs(falls) <= _ROUND_OFF * np.linalg.norm(slope)] = 0.0
+    floor = 1e-14 * float(np.trace(M)) + np.finfo(np.float64).tiny
+    return np.asarray(tangent @ (vectors @ (falls / np.maximum(values, floor))) + ahead * along)
+
+
+def _first_bound(z: FloatArray, move: FloatArray, lower: FloatArray, upper: FloatArray) -> tuple[int | None, float]:
+    """Return the entry whose bound ends the move first and the share of the move until then; None and 1 if none."""
+    room = np.full(len(z), np.inf)
+    falling, rising = move < 0.0, move > 0.0
+    room[falling] = (lower - z)[falling] / move[falling]
+    room[rising] = (upper - z)[rising] / move[rising]
+    blocking = int(np.argmin(room))
+    return (blocking, max(float(room[blocking]), 0.0)) if room[blocking] < 1.0 else (None, 1.0)

@@ -53,15 +53,17 @@ def frank_wolfe_gap(M: FloatArray, weights: FloatArray) -> float:
 def slice_kkt_residual(M: FloatArray, weights: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
     """Return the largest violation of the KKT conditions of min w'Mw/2, sum w = 1, lower <= w <= upper.
 
-    Entry k is measured against ||g_k|| sum_j w_j ||g_j||, the size of the terms that (M w)_k adds up.
+    Entry k is measured against ||g_k|| sum_j w_j ||g_j||, the size of the terms that (M w)_k adds up; what rounding the
+    weights themselves to eps does to it is forgiven.
     """
     lengths = np.sqrt(np.diag(M))
     size = np.maximum(lengths * (weights @ lengths), 1e-300)
+    rounding = 2 * np.finfo(np.float64).eps * lengths * lengths.sum()
     slope = M @ weights
     can_rise, can_fall = weights < upper, weights > lower
     infeasible = max(abs(weights.sum() - 1.0), (lower - weights).max(), (weights - upper).max())
     if not can_rise.any() or not can_fall.any():
         return float(infeasible)
     # some nu must lie below the slope of each entry that may rise and above that of each entry that may fall
-    pairs = (slope[None, can_fall] - slope[can_rise, None]) / (size[None, can_fall] + size[can_rise, None])
-    return float(max(infeasible, pairs.max()))
+    gap = (slope - rounding)[None, can_fall] - (slope + rounding)[can_rise, None]
+    return float(max(infeasible, (gap / (size[None, can_fall] + size[can_rise, None])).max()))

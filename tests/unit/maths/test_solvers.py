@@ -141,6 +141,29 @@ def test_box_weights_satisfy_kkt(K: int, n: int, radius: float, decades: float) 
     assert slice_kkt_residual(M, min_norm_box_weights(M, lower, upper), lower, upper) <= 1e-12
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_box_weights_of_nearly_equal_numbers(seed: int) -> None:
+    """In one dimension the problem is a linear program in disguise, with a Gramian of rank one."""
+    rng = np.random.default_rng(seed)
+    G = rng.normal() + 1e-6 * rng.normal(size=(40, 1))
+    lower, upper = box_around(rng.dirichlet(np.ones(40)), 0.1)
+    M = G @ G.T
+    weights = min_norm_box_weights(M, lower, upper)
+    assert slice_kkt_residual(M, weights, lower, upper) <= 1e-12
+    assert np.count_nonzero((weights > lower) & (weights < upper)) <= 2  # a basic solution but for rounding
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ties_and_duplicates_do_not_cycle(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    G = rng.integers(-1, 3, size=(30, 6)).astype(np.float64)
+    G = G[rng.integers(0, 30, size=45)] * 10.0 ** rng.integers(-3, 4, size=(45, 1))
+    M = G @ G.T
+    assert slice_kkt_residual(M, min_norm_weights(M), np.zeros(45), np.ones(45)) <= 1e-12
+    lower, upper = box_around(np.full(45, 1 / 45), 0.04)
+    assert slice_kkt_residual(M, min_norm_box_weights(M, lower, upper), lower, upper) <= 1e-12
+
+
 def test_box_weights_equal_another_method() -> None:
     K = 15
     M = sampled_gramian(K, 40, 5) / 40
