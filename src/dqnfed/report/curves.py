@@ -28,11 +28,12 @@ class Curve(NamedTuple):
     window: int  # rounds averaged into a point
 
 
-def seed_curve(runs: Sequence[Run], key: str, *, n_points: int = N_POINTS) -> Curve | None:
+def seed_curve(runs: Sequence[Run], key: str, *, n_points: int = N_POINTS, exact_ends: bool = True) -> Curve | None:
     """Return the curve of one measure over the rounds that at least one seed measured; None where none did.
 
-    Rounds are counted as done: the start model stands at 0. The first and the last point are single rounds, so that
-    start and end are exact; every other point covers a window of rounds, whose extremes `low` and `high` keep.
+    Rounds are counted as done: the start model stands at 0. A point of a long run covers a window of rounds, whose
+    extremes `low` and `high` keep. With `exact_ends` the first and the last point are single rounds, so that start and
+    end are exact; a noisy measure is better off without.
     """
     rounds = sorted({int(t) for run in runs for t in _measured(run, key)})
     if not rounds:
@@ -44,7 +45,7 @@ def seed_curve(runs: Sequence[Run], key: str, *, n_points: int = N_POINTS) -> Cu
         columns = [at[int(t)] for t in run.rounds[here]]
         for layer, name in enumerate((key, "bytes", "seconds")):
             values[layer, s, columns] = run.history[name][here]
-    edges = window_edges(len(rounds), n_points)
+    edges = window_edges(len(rounds), n_points, exact_ends=exact_ends)
     done = np.array(rounds, dtype=np.float64) + 1
     pieces = [values[:, :, a:b] for a, b in pairwise(edges)]
     with warnings.catch_warnings():
@@ -60,10 +61,12 @@ def seed_curve(runs: Sequence[Run], key: str, *, n_points: int = N_POINTS) -> Cu
         )
 
 
-def window_edges(n: int, n_points: int) -> list[int]:
-    """Return the borders of at most `n_points` windows over n rounds; the first and the last hold one round each."""
+def window_edges(n: int, n_points: int, *, exact_ends: bool = True) -> list[int]:
+    """Return the borders of at most `n_points` windows over n rounds; exact ends are windows of one round each."""
     if n <= n_points:
         return list(range(n + 1))
+    if not exact_ends:
+        return np.linspace(0, n, n_points + 1).round().astype(int).tolist()  # type: ignore[no-any-return]
     inner = np.linspace(1, n - 1, n_points - 1).round().astype(int)
     return [0, *np.unique(inner).tolist(), n]
 

@@ -75,7 +75,7 @@ def improved(figure: Figure, experiment: Experiment) -> None:
     """Draw the share of participants whose training loss did not rise, against rounds."""
     axes, ends = figure.add_subplot(), []
     for i, method in enumerate(experiment.methods):
-        curve = seed_curve(method.runs, "rho", n_points=N_POINTS_NOISY)
+        curve = seed_curve(method.runs, "rho", n_points=N_POINTS_NOISY, exact_ends=False)
         if curve is None:
             continue
         colour, dash = _look(experiment, i)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dqnfed.report.comparison import Experiment, Method
-from dqnfed.report.curves import N_POINTS_NOISY, Curve, seed_curve
+from dqnfed.report.curves import N_POINTS, N_POINTS_NOISY, Curve, seed_curve
 from dqnfed.report.measures import Floats
 from dqnfed.report.reader import Run
 
@@ -58,7 +58,8 @@ def _experiment(experiment: Experiment, n_history_values: int) -> Json:
 
 def _curve(method: Method, key: str) -> Json:
     noisy = key == "rho"
-    curve = seed_curve(method.runs, key, **({"n_points": N_POINTS_NOISY} if noisy else {}))
+    n_points = N_POINTS_NOISY if noisy else N_POINTS
+    curve = seed_curve(method.runs, key, n_points=n_points, exact_ends=not noisy)
     if curve is None:
         return None
     if noisy:

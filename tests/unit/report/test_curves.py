@@ -63,3 +63,10 @@ def test_what_no_seed_measured_has_no_curve(tmp_path: Path) -> None:
     (run,), _ = read_run(write_run(tmp_path, rounds=1))
     run.history["mean"][:] = np.nan
     assert seed_curve([run], "mean") is None
+
+
+@pytest.mark.parametrize("n", [5, 61, 2000])
+def test_noisy_measures_have_windows_of_one_size(n: int) -> None:
+    sizes = [b - a for a, b in pairwise(window_edges(n, 60, exact_ends=False))]
+    assert sum(sizes) == n
+    assert max(sizes) - min(sizes) <= 1

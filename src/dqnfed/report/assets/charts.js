@@ -23,8 +23,10 @@ const dash = (slot) => DASHES[Math.floor(slot / N_COLOURS) % DASHES.length];
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
+const formats = new Map();  // making a format takes longer than using it a hundred times
 function decimals(value, digits) {
-  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  if (!formats.has(digits)) formats.set(digits, new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  return formats.get(digits).format(value);
 }
 
 function shortNumber(value) {
@@ -329,11 +331,12 @@ function scatter(host, spec) {
     "aria-label": `Mean ${spec.score} against that of the worst tenth. On the Pareto front: ${front.map((p) => p.label).join(", ")}. ${points.map((p) => `${p.label}: mean ${decimals(p.x, 1)}, worst tenth ${decimals(p.y, 1)}`).join("; ")}.`,
   });
   axes(root, frame, x, y, ticks(...xs, Math.max(2, (frame.right - frame.left) / 90)), yTicks, { xTitle: `mean ${spec.score}`, yTitle: `${spec.score} of the worst 10 %`, xFormat: format, yFormat: format });
-  let path = `M${frame.left},${y(front[0].y)}`;
-  front.forEach((p, i) => { path += `H${x(p.x)}V${i + 1 < front.length ? y(front[i + 1].y) : frame.bottom}`; });
-  root.append(svg("path", { class: "front", d: path }));
+  const corners = [[frame.left, y(front[0].y)]];
+  front.forEach((p, i) => { corners.push([x(p.x), y(p.y)], [x(p.x), i + 1 < front.length ? y(front[i + 1].y) : frame.bottom]); });
+  root.append(svg("path", { class: "front", d: `M${corners.map((corner) => corner.join(",")).join("L")}` }));
   const around = (cx, cy, r) => [cx - r, cy - r, cx + r, cy + r];
   const taken = points.flatMap((p) => [around(x(p.x), y(p.y), 7), ...p.seeds.map(([a, b]) => around(x(a), y(b), 3))]);
+  corners.slice(1).forEach(([right, bottom], i) => taken.push([corners[i][0], Math.min(corners[i][1], bottom) - 1, right + 1, Math.max(corners[i][1], bottom) + 1]));
   for (const p of points) {
     if (p.seeds.length > 1) for (const [a, b] of p.seeds) root.append(svg("circle", { cx: x(a), cy: y(b), r: 2.5, opacity: 0.45, style: `fill:${colour(p.slot)}` }));
   }
