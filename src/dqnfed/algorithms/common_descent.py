@@ -174,7 +174,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
     def init_memory(self, problem: Problem, task: Task) -> Memory:
         theta = problem.theta0
         kept = theta.new_zeros(len(theta) if self.keeps_model else 0)
-        return Memory(self.empty_memory(theta), kept, kept.clone(), torch.zeros((), dtype=torch.int64))
+        return Memory(self.empty_memory(theta), kept, kept.clone(), theta.new_zeros((), dtype=torch.int64))
 
     def send(self, server: Server) -> First | Model | Models | Probe | Trial:
         trials = int(server.search.trials)
