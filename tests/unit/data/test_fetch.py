@@ -20,7 +20,7 @@ import pytest
 from dqnfed.data import DataError
 from dqnfed.data.catalogue import DATASETS, Download
 from dqnfed.data.fetch import download, fetch, problem_with, unpack, verify
-from tests.unit.data import official
+from tests.helpers import official
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dqnfed.data.cache import cache_dir, read_cached, write_cached
 from dqnfed.data.catalogue import DATASETS, HubSource
 from dqnfed.data.hub import from_hub
 from dqnfed.data.transform import only_classes, padded, thinned
-from tests.unit.data import official
+from tests.helpers import official
 
 
 def same(one: RawData, other: RawData) -> bool:

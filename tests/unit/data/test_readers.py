@@ -22,7 +22,7 @@ from dqnfed.data.readers.leaf import read_femnist
 from dqnfed.data.readers.libsvm import read_libsvm
 from dqnfed.data.readers.shakespeare import read_shakespeare
 from dqnfed.data.readers.text import ALPHABET, decode, encode, speeches, text_by_role, windows
-from tests.unit.data import official
+from tests.helpers import official
 
 
 def test_cifar10_binary(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Every preset parses, builds all its methods and grids, and runs on a miniature of its dataset."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+
+from dqnfed.data.catalogue import dataset_called
+from dqnfed.experiments.config import AlgorithmBlock, Config, preset_names, read_config
+from dqnfed.experiments.experiment import build_algorithm, build_problem, run_experiment
+from dqnfed.experiments.paper import TABLES
+from tests.helpers import official
+
+NEEDS_FILES = [name for name in preset_names() if read_config(name).data.name not in ("digits", "bowls")]
+METHODS = ("dqn-fed", "fedavg", "qffl")
+
+MINIATURES: dict[str, Callable[[Path], None]] = {
+    "cifar10": official.cifar10,
+    "cifar100": official.cifar100,
+    "fashion_mnist": lambda folder: official.mnist(folder, 200, 100),
+    "mnist_by_writer": official.mnist_by_writer,
+    "femnist": official.femnist,
+    "emnist": official.emnist,
+    "shakespeare": lambda folder: official.shakespeare(folder, n_roles=3, n_windows=500),
+    "tinyimagenet": official.tinyimagenet,
+    "cinic10": official.cinic10,
+    "clothing1m": official.clothing1m,
+}
+
+# What makes a preset small; everything else stays as it is.
+SMALLER: dict[str, list[str]] = {
+    "cifar10-setup1": ["data.clients=10", "train.participation=0.3", "model.hidden=[16, 16]"],
+    "cifar10-fedfv": ["data.clients=5", "train.participation=0.4", "model.hidden=[16, 16]"],
+    "cifar10-setup2": ["data.clients=3", "data.min_examples=6", "model.width=4"],
+    "cifar10-setup2-participation10": ["data.clients=3", "data.min_examples=6", "model.width=4"],
+    "cifar10-setup2-participation50": ["data.clients=3", "data.min_examples=6", "model.width=4"],
+    "cifar100-setup1": ["data.clients=3", "model.width=4", "data.limit=120"],
+    "cifar100-setup2": ["data.clients=4", "model.width=4", "data.limit=120"],
+    "femnist-original": ["data.clients=3", "train.participation=0.7", "model.channels=[2, 3]", "model.hidden=8"],
+    "femnist-skewed": ["data.clients=4", "train.participation=0.5", "model.channels=[2, 3]", "model.hidden=8"],
+    "mnist-by-writer": ["data.clients=4", "train.participation=0.5", "model.channels=[2, 3]", "model.hidden=8"],
+    "shakespeare-setup1": ["data.clients=2", "data.min_examples=450", "data.max_examples=460", "model.hidden=8"],
+    "shakespeare-setup2": ["data.clients=2", "data.min_examples=450", "data.max_examples=460", "model.hidden=8"],
+    "fashion-mnist": ["model.hidden=[16, 16]"],
+    "cinic10": ["data.clients=3", "data.min_examples=6", "model.width=4"],
+    "tinyimagenet": ["data.clients=2", "data.min_examples=6", "model.width=4"],
+    "clothing1m": [
+        "data.clients=3", "data.per_class=2", "data.side=32", "train.participation=0.7", "train.epochs=1",
+        "model.width=4", "model.blocks=[1, 1, 1, 1]",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("data")
+
+    @cache
+    def made(dataset: str) -> Path:
+        MINIATURES[dataset](root / dataset_called(dataset).folder)
+        return root
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DQNFED_CACHE", str(tmp_path / "cache"))
+
+
+def small(preset: str, data: Path) -> Config:
+    always = [f'data.dir="{data}"', "train.rounds=2", "eval.every=1", 'run.device="cpu"']
+    return read_config(preset, [*always, *SMALLER[preset]])
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_method_and_every_grid_point_of_a_preset_exists(preset: str) -> None:
+    config = read_config(preset)
+    assert config.name == preset
+    assert config.description
+    for name in (config.algorithm.name, *config.compare.algorithms, *config.algorithms):
+        build_algorithm(config.with_algorithm(name))
+    for name, grid in config.grids.items():
+        for key, values in grid.items():
+            for value in values:
+                block = AlgorithmBlock.model_validate({"name": name, key: value})
+                method = build_algorithm(config.model_copy(update={"algorithm": block}))
+                assert getattr(method, key) == value
+
+
+def test_every_table_of_the_paper_has_a_preset() -> None:
+    plain = {name.replace("-", "") for name in preset_names()}
+    tables = {table.key.replace("-", "") for table in TABLES if table.columns != ("seconds",)}
+    assert tables <= plain
+
+
+@pytest.mark.parametrize("preset", NEEDS_FILES)
+def test_presets_say_what_the_paper_leaves_out(preset: str) -> None:
+    text = (resources.files("dqnfed.experiments") / "presets" / f"{preset}.toml").read_text()
+    head = text.split("name =", 1)[0]
+    assert "Decided here" in head or "Not in the paper" in head
+    assert tomllib.loads(text)["data"]["name"] == dataset_called(read_config(preset).data.name).name
+
+
+@pytest.mark.parametrize("preset", NEEDS_FILES)
+@pytest.mark.parametrize("method", METHODS)
+def test_presets_run_on_a_miniature(preset: str, method: str, miniature: Callable[[str], Path], tmp_path: Path) -> None:
+    config = small(preset, miniature(read_config(preset).data.name)).with_algorithm(method)
+    result = run_experiment(config, tmp_path / "run")
+    assert result.summary["rounds"] == 2
+    assert result.summary["status"] == "finished"
+    assert 0 <= result.summary["accuracy"]["mean"] <= 100
+    assert torch.isfinite(result.theta).all()
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("preset", NEEDS_FILES)
+def test_data_stay_bytes_until_the_device(preset: str, miniature: Callable[[str], Path]) -> None:
+    config = small(preset, miniature(read_config(preset).data.name))
+    problem, federation = build_problem(config)
+    assert federation.train.inputs.dtype == torch.uint8
+    outputs = problem.predict(problem.theta0, federation.test.inputs[:2])
+    assert outputs.shape == (2, federation.n_classes)
+    assert outputs.dtype == torch.float32
+
+
+def test_the_fashion_clients_are_named_by_their_class(miniature: Callable[[str], Path]) -> None:
+    _, federation = build_problem(small("fashion-mnist", miniature("fashion_mnist")))
+    assert federation.names == ("T-shirt", "pullover", "shirt")
+    assert federation.label_counts() == [{0: 20}, {1: 20}, {2: 20}]
+    assert federation.train.inputs.shape[1:] == (1, 32, 32)
