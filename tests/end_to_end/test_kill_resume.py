@@ -1,0 +1,132 @@
+"""A run that is killed or interrupted, at whatever moment, and resumed ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dqnfed.experiments.config import read_config
+from dqnfed.experiments.experiment import run_experiment
+
+COMMAND = [sys.executable, "-m", "dqnfed.cli"]
+
+
+class Settings:
+    """One experiment that lasts long enough to be killed, and how often it saves."""
+
+    def __init__(self, algorithm: str, *, rounds: int, checkpoint_seconds: float, participation: float) -> None:
+        self.algorithm = algorithm
+        self.rounds = rounds
+        self.changes = [
+            f"train.rounds={rounds}",
+            f"train.participation={participation}",
+            "eval.every=7",
+            f"run.checkpoint_seconds={checkpoint_seconds}",
+        ]
+
+    def command(self, out: Path) -> list[str]:
+        changes = [word for change in self.changes for word in ("--set", change)]
+        return [*COMMAND, "run", "digits", "-a", self.algorithm, "--out", str(out), *changes]
+
+    def played_straight(self, out: Path) -> None:
+        run_experiment(read_config("digits", self.changes).with_algorithm(self.algorithm), out)
+
+
+def n_lines(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def stopped(command: list[str], out: Path, *, after_lines: int, delay: float, how: signal.Signals) -> tuple[int, str]:
+    """Start the command, send it a signal once it has written so many lines, and return its exit code and output."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        deadline = time.monotonic() + 300
+        while n_lines(out) < after_lines and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.004)
+        time.sleep(delay)
+        process.send_signal(how)
+        output, _ = process.communicate(timeout=300)
+        return process.returncode, output
+
+
+def finished(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """Return everything that must not depend on how the run came to its end: all but the times."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    del summary["totals"]["seconds"]
+    return {
+        "metrics": [{key: value for key, value in record.items() if key != "seconds"} for record in records],
+        "clients": (out / "clients.csv").read_bytes(),
+        "who": (out / "clients.json").read_bytes(),
+        "config": (out / "config.toml").read_bytes(),
+        "model": (out / "model.safetensors").read_bytes(),
+        "summary": summary,
+    }
+
+
+def survives(settings: Settings, tmp_path: Path, *, n_kills: int) -> None:
+    """Kill the run again and again at random moments, resume it to its end, and compare with an undisturbed one."""
+    chance = random.Random()  # every run of this test tries other moments: the claim is about all of them
+    out = tmp_path / "killed"
+    moments = sorted(chance.randint(1, int(0.8 * settings.rounds)) for _ in range(n_kills))
+    command = settings.command(out)
+    for moment in moments:
+        delay = chance.uniform(0, 0.02)
+        code, output = stopped(command, out, after_lines=max(moment, n_lines(out)), delay=delay, how=signal.SIGKILL)
+        assert code == -signal.SIGKILL, output
+        assert not (out / "summary.json").exists()
+        command = [*COMMAND, "resume", str(out)]
+    finished(command)
+    settings.played_straight(tmp_path / "straight")
+    assert contents(out) == contents(tmp_path / "straight"), f"killed after {moments} lines"
+    assert [path.name for path in (out / "checkpoint").glob("state-*")] == [f"state-{settings.rounds}.safetensors"]
+
+
+def test_killed_twice_and_resumed(tmp_path: Path) -> None:
+    settings = Settings("dqn-fed", rounds=40, checkpoint_seconds=0.1, participation=0.3)
+    survives(settings, tmp_path, n_kills=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "checkpoint_seconds", "participation"),
+    [("dqn-fed", 0.0, 0.3), ("dqn-fed", 0.5, 1.0), ("scaffold", 0.0, 0.5), ("ditto", 0.1, 0.5), ("fedavg", 30.0, 1.0)],
+)
+def test_killed_four_times_and_resumed(
+    algorithm: str, checkpoint_seconds: float, participation: float, tmp_path: Path
+) -> None:
+    """Twenty kills in all: with and without client memory, saving every round, sometimes, or never before the end."""
+    settings = Settings(algorithm, rounds=150, checkpoint_seconds=checkpoint_seconds, participation=participation)
+    survives(settings, tmp_path, n_kills=4)
+
+
+def test_interrupted_and_resumed(tmp_path: Path) -> None:
+    """Ctrl-C finishes the round, saves, says how to go on, and leaves a folder that can be read as it is."""
+    settings = Settings("fedavg", rounds=80, checkpoint_seconds=30.0, participation=1.0)
+    out = tmp_path / "interrupted"
+    code, output = stopped(settings.command(out), out, after_lines=9, delay=0.01, how=signal.SIGINT)
+    assert code == 130, output
+    assert "dqnfed resume" in output
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert 8 <= summary["rounds"] < settings.rounds
+    assert n_lines(out) == summary["rounds"] + 1
+    assert (out / "model.safetensors").is_file()
+
+    finished([*COMMAND, "resume", str(out)])
+    settings.played_straight(tmp_path / "straight")
+    assert contents(out) == contents(tmp_path / "straight")
