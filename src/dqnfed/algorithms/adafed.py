@@ -9,7 +9,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from dqnfed.algorithms.common_descent import CommonDescent, FloatArray
-from dqnfed.algorithms.common_descent_messages import LocalUpdate, Memory, ProbeUpdate, TrialUpdate, Update
+from dqnfed.algorithms.common_descent_messages import (
+    DescentMemory,
+    DescentUpdate,
+    LocalUpdate,
+    ProbeUpdate,
+    TrialUpdate,
+)
 from dqnfed.core.algorithm import check_choice, check_range
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.quasi_newton import Pairs
@@ -50,7 +56,7 @@ class AdaFed(CommonDescent):
     Reference: Hamidi & Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024.
     """
 
-    Update: ClassVar[tuple[type, ...]] = (Update, RatedLocalUpdate, ProbeUpdate, TrialUpdate)
+    Update: ClassVar[tuple[type, ...]] = (DescentUpdate, RatedLocalUpdate, ProbeUpdate, TrialUpdate)
 
     gamma: float = 1.0  # power of the loss in a client's rate, >= 0; 0: everybody's decrease is the same
     form: str = "safeguarded"  # safeguarded | paper: the direction of norm 1 / ||u|| with a fixed server step
@@ -82,7 +88,7 @@ class AdaFed(CommonDescent):
         """Return the rate of a client with the given loss."""
         return (loss - problem.loss_floor).clamp(min=0.0) ** self.gamma
 
-    def client_step(self, problem: Problem, task: Task, sent: Any, memory: Memory) -> tuple[Any, Memory]:
+    def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         update, memory = super().client_step(problem, task, sent, memory)
         if isinstance(update, LocalUpdate):
             rate = self.loss_rate(problem, problem.loss(sent.theta, task))
@@ -93,6 +99,6 @@ class AdaFed(CommonDescent):
         rates: FloatArray = updates.rate.double().cpu().numpy()
         if self.form == "paper":
             return rates
-        if self.gamma != 1.0 and isinstance(updates, Update):
+        if self.gamma != 1.0 and isinstance(updates, DescentUpdate):
             rates = rates * (float(updates.loss.double().sum()) / rates.sum()) if rates.sum() > 0 else rates
         return self._trusted_rates(rates, squares)

@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.func import grad, grad_and_value
 
 from dqnfed.algorithms.common_descent_messages import (
+    DescentMemory,
+    DescentServer,
+    DescentUpdate,
     First,
     LocalUpdate,
-    Memory,
     Model,
     Models,
     Probe,
     ProbeUpdate,
     Search,
-    Server,
     Trial,
     TrialUpdate,
-    Update,
 )
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_choice, check_range
 from dqnfed.core.local_work import local_sgd
@@ -55,16 +55,16 @@ PROBING = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonDescent(Algorithm[Server, Memory, Update]):
+class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     r"""A method whose server takes the shortest step u with g_k'u >= d_k (or = d_k), rates d_k from the clients.
 
     Subclasses say what a client's rate is (`rate`) and what it learns from a secant pair (`learnt_pairs`).
     """
 
-    Server: ClassVar[type] = Server
-    Memory: ClassVar[type] = Memory
+    Server: ClassVar[type] = DescentServer
+    Memory: ClassVar[type] = DescentMemory
     Sent: ClassVar[tuple[type, ...]] = (First, Model, Models, Probe, Trial)
-    Update: ClassVar[tuple[type, ...]] = (Update, LocalUpdate, ProbeUpdate, TrialUpdate)
+    Update: ClassVar[tuple[type, ...]] = (DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate)
     scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "loss", "gradient_change")
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature")
 
@@ -146,14 +146,14 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
         """Whether the step's length comes from the clients' curvatures."""
         return self.step in ("curvature", "line-search")
 
-    def init_server(self, problem: Problem, n_clients: int) -> Server:
+    def init_server(self, problem: Problem, n_clients: int) -> DescentServer:
         theta = problem.theta0
         n, none = len(theta), theta.new_zeros(0)
         remembers = self.metric == "lbfgs" and self.keeps_model
         searches = self.seeks_length
         per_client = torch.zeros(n_clients if searches else 0, dtype=torch.float64)
         metric = self.metric == "lbfgs"
-        return Server(
+        return DescentServer(
             theta=theta.clone(),
             theta_before=theta.clone(),
             step_norm=torch.zeros((), dtype=torch.float64),
@@ -171,12 +171,12 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
             ),
         )
 
-    def init_memory(self, problem: Problem, task: Task) -> Memory:
+    def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
         theta = problem.theta0
         kept = theta.new_zeros(len(theta) if self.keeps_model else 0)
-        return Memory(self.empty_memory(theta), kept, kept.clone(), theta.new_zeros((), dtype=torch.int64))
+        return DescentMemory(self.empty_memory(theta), kept, kept.clone(), theta.new_zeros((), dtype=torch.int64))
 
-    def send(self, server: Server) -> First | Model | Models | Probe | Trial:
+    def send(self, server: DescentServer) -> First | Model | Models | Probe | Trial:
         trials = int(server.search.trials)
         if trials:
             candidate = server.theta - float(server.search.length) * server.search.direction
@@ -196,7 +196,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
             return float(self.epochs)
         return 2.0 if isinstance(sent, Models) else 1.0
 
-    def client_step(self, problem: Problem, task: Task, sent: Any, memory: Memory) -> tuple[Any, Memory]:
+    def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         slope = grad(problem.loss)
         if isinstance(sent, Trial):
             return TrialUpdate(problem.loss(sent.theta, task)), memory
@@ -216,18 +216,19 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
                 s, y = sent.theta - sent.theta_before, gradient - slope(sent.theta_before, task)
                 change = y if self.metric == "lbfgs" else change
             else:
-                seen = memory.n_visits > 0  # a newcomer has no model before: its pair is zero and is skipped
-                s = torch.where(seen, sent.theta - memory.theta, 0.0)
-                y = torch.where(seen, gradient - memory.gradient, 0.0)
+                was_here = memory.n_visits > 0  # a newcomer has no model before: its pair is zero and is skipped
+                s = torch.where(was_here, sent.theta - memory.theta, 0.0)
+                y = torch.where(was_here, gradient - memory.gradient, 0.0)
             curvature = secant_curvature(s, y)
             pairs = self.learnt_pairs(pairs, s, y)
             rate = self.rate(problem, task, sent.theta, gradient, loss, pairs)
         if self.cap:
             rate = torch.minimum(rate, 2.0 * (loss - problem.loss_floor))
-        kept = (sent.theta, gradient) if self.keeps_model else (memory.theta, memory.gradient)
-        return Update(gradient, rate, curvature, loss, change), Memory(pairs, *kept, memory.n_visits + 1)
+        seen, there = (sent.theta, gradient) if self.keeps_model else (memory.theta, memory.gradient)
+        kept = DescentMemory(pairs, seen, there, memory.n_visits + 1)
+        return DescentUpdate(gradient, rate, curvature, loss, change), kept
 
-    def server_step(self, server: Server, updates: Any, cohort: Cohort) -> ServerStep[Server]:
+    def server_step(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
         if isinstance(updates, TrialUpdate):
             return self._tried(server, updates, cohort)
         if isinstance(updates, ProbeUpdate):
@@ -265,7 +266,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
             return self._lengthened(server, sought, curvature[counted], slopes[counted], norm, cohort, diagnostics)
         return self._stepped(server, sought, self._free_length(updates, cohort, norm), norm, cohort, diagnostics)
 
-    def _learnt_metric(self, server: Server, updates: Any, cohort: Cohort) -> Pairs:
+    def _learnt_metric(self, server: DescentServer, updates: Any, cohort: Cohort) -> Pairs:
         """Return the metric's pairs with this round's, where one is to be had."""
         if self.metric == "identity" or int(server.n_steps) == 0:
             return server.metric
@@ -322,14 +323,14 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
 
     def _lengthened(
         self,
-        server: Server,
+        server: DescentServer,
         sought: Search,
         curvature: FloatArray,
         slopes: FloatArray,
         norm: float,
         cohort: Cohort,
         diagnostics: dict[str, float],
-    ) -> ServerStep[Server]:
+    ) -> ServerStep[DescentServer]:
         """Return the step whose length the clients' curvatures and the last step allow, or the search for it."""
         previous = float(server.step_norm) if int(server.n_steps) else None
         limit = step_length.growth_limit(norm, previous, growth=self.growth)
@@ -346,13 +347,13 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
 
     def _stepped(
         self,
-        server: Server,
+        server: DescentServer,
         sought: Search,
         alpha: float,
         norm: float,
         cohort: Cohort,
         diagnostics: dict[str, float],
-    ) -> ServerStep[Server]:
+    ) -> ServerStep[DescentServer]:
         """Return the step of the given length, unless it is lost in the model's own size."""
         diagnostics = {**diagnostics, "alpha": alpha, "step_norm": alpha * norm}
         theta_norm = float(torch.linalg.vector_norm(server.theta, dtype=torch.float64))
@@ -360,7 +361,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
             return self._stationary(server, cohort, diagnostics)
         return ServerStep(self._moved(server, sought, alpha, alpha * norm, cohort), Status.NEXT, diagnostics)
 
-    def _moved(self, server: Server, sought: Search, alpha: float, norm: float, cohort: Cohort) -> Server:
+    def _moved(self, server: DescentServer, sought: Search, alpha: float, norm: float, cohort: Cohort) -> DescentServer:
         answered = server.answered_before
         if len(answered):
             answered = torch.zeros_like(answered)
@@ -375,7 +376,9 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
             search=_idle(server.search),
         )
 
-    def _stationary(self, server: Server, cohort: Cohort, diagnostics: dict[str, float]) -> ServerStep[Server]:
+    def _stationary(
+        self, server: DescentServer, cohort: Cohort, diagnostics: dict[str, float]
+    ) -> ServerStep[DescentServer]:
         """No common descent is left for this cohort: the end if it is everybody, else a round without a step."""
         server = server._replace(search=_idle(server.search))
         if len(cohort.clients) == cohort.n_clients:
@@ -385,7 +388,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
 
     def _sought(
         self,
-        server: Server,
+        server: DescentServer,
         updates: Any,
         cohort: Cohort,
         u: Tensor,
@@ -401,7 +404,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
         gradient = mean_step(updates.gradient) if len(server.gradient_before) else server.search.gradient
         return server.search._replace(direction=u, gradient=gradient, losses=losses, slopes=per_client)
 
-    def _probed(self, server: Server, updates: ProbeUpdate, cohort: Cohort) -> ServerStep[Server]:
+    def _probed(self, server: DescentServer, updates: ProbeUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
         """Make the first step as long as the curvatures along it allow."""
         search = server.search
         slopes = search.slopes[cohort.clients].numpy()
@@ -410,7 +413,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
         norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
         return self._lengthened(server, search, curvature[counted], slopes[counted], norm, cohort, {})
 
-    def _tried(self, server: Server, updates: TrialUpdate, cohort: Cohort) -> ServerStep[Server]:
+    def _tried(self, server: DescentServer, updates: TrialUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
         """Accept the candidate if everybody's loss fell enough, else halve the step."""
         search, alpha = server.search, float(server.search.length)
         slopes = search.slopes[cohort.clients].nan_to_num().numpy()
@@ -424,7 +427,7 @@ class CommonDescent(Algorithm[Server, Memory, Update]):
         return ServerStep(_with_search(server, search, alpha / 2, int(search.trials) + 1), Status.AGAIN, diagnostics)
 
 
-def _with_search(server: Server, search: Search, length: float, trials: int) -> Server:
+def _with_search(server: DescentServer, search: Search, length: float, trials: int) -> DescentServer:
     sought = search._replace(
         length=torch.tensor(length, dtype=torch.float64), trials=torch.tensor(trials, dtype=torch.int64)
     )

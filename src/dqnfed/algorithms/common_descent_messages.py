@@ -20,7 +20,7 @@ class Search(NamedTuple):
     trials: Tensor  # []
 
 
-class Server(NamedTuple):
+class DescentServer(NamedTuple):
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]     the model before the last step
     step_norm: Tensor  # []         length of the last step
@@ -31,7 +31,7 @@ class Server(NamedTuple):
     search: Search
 
 
-class Memory(NamedTuple):
+class DescentMemory(NamedTuple):
     pairs: Pairs  # [m, n] or [0, n]  secant pairs of the client's own loss
     theta: Tensor  # [n] or [0]       the model it saw last, when it keeps it
     gradient: Tensor  # [n] or [0]    its gradient there
@@ -70,7 +70,7 @@ class Trial(NamedTuple):
     theta: Tensor  # [n]
 
 
-class Update(NamedTuple):
+class DescentUpdate(NamedTuple):
     gradient: Tensor  # [n]
     rate: Tensor  # []             wanted first-order decrease; NaN: not known yet
     curvature: Tensor  # []        s'y / s's along the last global step; NaN: not known

@@ -24,23 +24,31 @@ class DQNFed(CommonDescent):
     r"""Distributed quasi-Newton federated learning (Hamidi & Ye, TMLR 2025), with the safeguards that it needs.
 
     Objective: one step that lowers every participant's loss, client k's at the rate :math:`d_k = g_k^\top H_k g_k` of
-    its own Newton decrement, H_k an inverse-Hessian estimate.
+    its own Newton decrement, H_k an inverse-Hessian estimate; it ends where no step helps everybody.
 
-    Client: gradient g_k at theta (one full pass; two when the cohort changes from round to round), limited-memory
-    inverse BFGS on its own pairs, rate d_k, secant curvature c_k. With `local = "sgd"`: `epochs` of SGD instead, and
-    the update vector stands for the gradient.
+    Client: its gradient g_k at theta by one full pass (two when the cohort changes from round to round), limited-memory
+    inverse BFGS on its own damped secant pairs, the rate d_k, the curvature c_k along the last step and its loss.
+    With `local = "sgd"`: `epochs` of SGD instead, and the update vector stands for the gradient.
 
-    Server: u = the shortest vector with g_k'u >= d_k for all k, length measured in the L-BFGS metric of the mean loss;
-    then theta - alpha u with alpha from the `step` rule.
+    Server: u = the shortest vector with g_k'u >= d_k for all k, its length measured in the L-BFGS metric of the mean
+    loss; then theta - alpha u, alpha the longest step that no client's curvature forbids, at most twice the last one.
+    The first step's curvatures are measured along it in a phase of their own. With local SGD u is as long as FedAvg's
+    step.
 
-    State: client, `memory` pairs (and theta and gradient when everybody takes part); server, theta, the model before,
-    `metric_memory` pairs. Payload: n + 3 floats up, n down; 2n + 3 up with the metric and 2n down when the cohort
-    changes. The server sees every client's gradient.
+    State: client, `memory` pairs, and theta and gradient when everybody takes part; server, theta, the model before and
+    `metric_memory` pairs.
 
-    Unlike the paper, rates are lower bounds, not equalities (an equality holds back clients that would gain more);
-    rates are capped by 2 f_k (a Newton decrement cannot be larger); the metric is not the identity; the step length is
-    a rule of its own, since the paper's eta diverges on heterogeneous clients; and the inverse BFGS recursion is used
-    where the paper prints the direct one. `dqn-fed-literal` is the paper's box.
+    Payload: n + 3 floats up, n down; 2n + 3 up with the metric and 2n down when the cohort changes; n up with local
+    SGD. The server sees every client's gradient.
+
+    Evaluation: the global model.
+
+    Differences: no official code was found. Unlike the paper, rates are lower bounds, since an equality holds back
+    clients that would gain more; they are capped by 2 f_k, since a Newton decrement cannot be larger; the metric is not
+    the identity; the step length is a rule of its own, since the paper's eta diverges on heterogeneous clients; and the
+    inverse BFGS recursion is used where the paper prints the direct one. `dqn-fed-literal` is the paper's box.
+
+    Reference: Hamidi & Ye, Distributed Quasi-Newton Method for Fair and Fast Federated Learning, TMLR 2025.
     """
 
     rates: str = "bfgs"  # bfgs | cauchy | identity | loss | hessian (exact, small models)
@@ -88,7 +96,7 @@ class DQNFed(CommonDescent):
             case "loss":
                 return loss - problem.loss_floor
             case _:
-                return gradient @ torch.linalg.solve(hessian(problem.loss)(theta, task), gradient)
+                return gradient @ newton_direction(problem, task, theta, gradient)
 
 
 def probed_rate(problem: Problem, task: Task, theta: Tensor, gradient: Tensor) -> Tensor:
@@ -96,3 +104,9 @@ def probed_rate(problem: Problem, task: Task, theta: Tensor, gradient: Tensor) -
     length = probe_length(theta, gradient)
     rate, _ = cauchy_rate(gradient, grad(problem.loss)(theta - length * gradient, task), length)
     return rate
+
+
+def newton_direction(problem: Problem, task: Task, theta: Tensor, gradient: Tensor) -> Tensor:
+    """Return H^-1 g with the client's exact Hessian; an n x n matrix, for small models."""
+    direction: Tensor = torch.linalg.solve(hessian(problem.loss)(theta, task), gradient)
+    return direction

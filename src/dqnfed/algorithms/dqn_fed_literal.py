@@ -7,17 +7,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.func import grad, hessian
+from torch.func import grad
 
+from dqnfed.algorithms.dqn_fed import MAX_HESSIAN, newton_direction
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, check_choice, check_range
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.directions import rate_matching_step
 from dqnfed.maths.quasi_newton import Pairs, empty_pairs, lbfgs_direct_rate, lbfgs_rate, push_pair
 
-MAX_HESSIAN = 5000  # parameters; an exact Hessian per client is n x n
 
-
-class Server(NamedTuple):
+class LiteralServer(NamedTuple):
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]
 
@@ -27,36 +26,46 @@ class Models(NamedTuple):
     theta_before: Tensor  # [n]
 
 
-class Memory(NamedTuple):
+class LiteralMemory(NamedTuple):
     pairs: Pairs  # [m, n]
 
 
-class Update(NamedTuple):
+class LiteralUpdate(NamedTuple):
     gradient: Tensor  # [n]
     rate: Tensor  # []
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNFedLiteral(Algorithm[Server, Memory, Update]):
+class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
     r"""Algorithm 1 of DQN-Fed (Hamidi & Ye, TMLR 2025), read literally; it diverges on heterogeneous clients.
 
-    Objective: theta moves so that client k's loss falls at the rate d_k = g_k'B_k g_k. Client: for each of `epochs`
-    local epochs a BFGS update of B_k from (s, y) between the last two local models, then a gradient step to the next
-    one; sends the gradient at the last local model and d_k. Server: scaled Gram-Schmidt, lambda*, eta = sum
-    1/||g~_k||^2; computed as the one minimum-norm solve to which these are equal, so that a zero denominator of the
-    orthogonalisation does no harm. State: `memory` pairs a client; theta and the model before at the server. Payload:
-    n + 1 floats up, 2n down.
+    Objective: theta moves so that client k's loss falls at the rate :math:`d_k = g_k^\top B_k g_k`.
 
-    Open in the paper, decided here: B starts at the identity and its pairs persist over rounds (`persists`); the local
-    model moves by lr times the gradient; at round 0, where theta^{-1} is not defined, s is zero and the pair is
-    skipped; a client that missed the last round is sent theta^{t-1}. `form = "direct"` is the printed recursion
-    (B s = y), "inverse" what the text around it needs (H y = s), "hessian" the exact inverse Hessian.
+    Client: for each of `epochs` local epochs a BFGS update of B_k from the last two local models and a gradient step of
+    length lr to the next one; sends the gradient at the last local model, and d_k.
+
+    Server: scaled Gram-Schmidt, lambda*, eta = sum_k 1/||g~_k||^2; computed as the one minimum-norm solve to which
+    these are equal, so that a vanishing denominator of the orthogonalisation does no harm.
+
+    State: client, `memory` pairs; server, theta and the model before.
+
+    Payload: n + 1 floats up, 2n down.
+
+    Evaluation: the global model.
+
+    Differences: what the paper leaves open is decided so: B starts at the identity and its pairs persist over rounds
+    (`persists`), the oldest leaving after `memory`; the local model moves by lr times the gradient; in round 0, where
+    theta^{-1} is not defined, s is zero and the pair is skipped; every client is sent theta^{t-1}. `form = "direct"`
+    is the printed recursion (B s = y), "inverse" what the text around it needs (H y = s), "hessian" the exact inverse
+    Hessian.
+
+    Reference: Hamidi & Ye, Distributed Quasi-Newton Method for Fair and Fast Federated Learning, TMLR 2025.
     """
 
-    Server: ClassVar[type] = Server
-    Memory: ClassVar[type] = Memory
+    Server: ClassVar[type] = LiteralServer
+    Memory: ClassVar[type] = LiteralMemory
     Sent: ClassVar[tuple[type, ...]] = (Models,)
-    Update: ClassVar[tuple[type, ...]] = (Update,)
+    Update: ClassVar[tuple[type, ...]] = (LiteralUpdate,)
     exemptions: ClassVar[dict[str, str]] = {
         "test_mean_loss_falls_on_a_bowl": "the paper's step length diverges on heterogeneous clients",
         "test_stays_finite_on_hard_federations": "the paper's step is unbounded where gradients are nearly dependent",
@@ -79,20 +88,22 @@ class DQNFedLiteral(Algorithm[Server, Memory, Update]):
             )
         return self
 
-    def init_server(self, problem: Problem, n_clients: int) -> Server:
-        return Server(problem.theta0.clone(), problem.theta0.clone())
+    def init_server(self, problem: Problem, n_clients: int) -> LiteralServer:
+        return LiteralServer(problem.theta0.clone(), problem.theta0.clone())
 
-    def init_memory(self, problem: Problem, task: Task) -> Memory:
+    def init_memory(self, problem: Problem, task: Task) -> LiteralMemory:
         theta = problem.theta0
-        return Memory(empty_pairs(self.memory, len(theta), theta.dtype, theta.device))
+        return LiteralMemory(empty_pairs(self.memory, len(theta), theta.dtype, theta.device))
 
-    def send(self, server: Server) -> Models:
+    def send(self, server: LiteralServer) -> Models:
         return Models(server.theta, server.theta_before)
 
     def passes(self, sent: Any) -> float:
         return self.epochs + 1.0
 
-    def client_step(self, problem: Problem, task: Task, sent: Models, memory: Memory) -> tuple[Update, Memory]:
+    def client_step(
+        self, problem: Problem, task: Task, sent: Models, memory: LiteralMemory
+    ) -> tuple[LiteralUpdate, LiteralMemory]:
         slope = grad(problem.loss)
         pairs = memory.pairs if self.persists else emptied(memory.pairs)
         before, theta = sent.theta_before, sent.theta
@@ -104,17 +115,17 @@ class DQNFedLiteral(Algorithm[Server, Memory, Update]):
                 theta = theta - task.lr * gradient
                 gradient = slope(theta, task)
         if self.form == "hessian":
-            rate = gradient @ torch.linalg.solve(hessian(problem.loss)(theta, task), gradient)
+            rate = gradient @ newton_direction(problem, task, theta, gradient)
         elif self.form == "inverse":
             rate = lbfgs_rate(pairs, gradient)
         else:
             rate = lbfgs_direct_rate(pairs, gradient)
-        return Update(gradient, rate), Memory(pairs)
+        return LiteralUpdate(gradient, rate), LiteralMemory(pairs)
 
-    def server_step(self, server: Server, updates: Update, cohort: Cohort) -> ServerStep[Server]:
+    def server_step(self, server: LiteralServer, updates: LiteralUpdate, cohort: Cohort) -> ServerStep[LiteralServer]:
         found = rate_matching_step(updates.gradient, updates.rate)
         diagnostics = {"residual": float(found.residual), "step_norm": float(found.step.norm())}
-        return ServerStep(Server(server.theta - found.step, server.theta), diagnostics=diagnostics)
+        return ServerStep(LiteralServer(server.theta - found.step, server.theta), diagnostics=diagnostics)
 
 
 def emptied(pairs: Pairs) -> Pairs:

@@ -24,7 +24,7 @@ from dqnfed.maths.quasi_newton import (
 )
 
 
-class Server(NamedTuple):
+class LBFGSServer(NamedTuple):
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]
     gradient_before: Tensor  # [n]  mean gradient of the last cohort, at theta_before
@@ -49,7 +49,7 @@ class Probe(NamedTuple):
     nearby: Tensor  # [n]
 
 
-class Update(NamedTuple):
+class LBFGSUpdate(NamedTuple):
     gradient: Tensor  # [n]
     gradient_change: Tensor  # [n] or [0]
 
@@ -59,18 +59,30 @@ class ProbeUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerLBFGS(Algorithm[Server, Empty, Update]):
-    """L-BFGS on the cohort's mean loss, at the server (Liu & Nocedal 1989, with DQN-Fed's damping and step length).
+class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
+    """L-BFGS on the cohort's mean loss, at the server: the ablation that shows what DQN-Fed's fairness adds.
 
-    Objective: the mean loss over clients; nothing is fair about it. Client: its full gradient (and, when the cohort
-    changes, the change of its gradient over the last step). Server: u = W^-1 mean_k g_k, W from `memory` damped secant
-    pairs of the mean loss; theta - alpha u with alpha = min(1, g'u / (c ||u||^2), growth), c the mean loss' own secant
-    curvature. Payload: n floats up; 2n when the cohort changes. Local epochs are not used.
+    Objective: the mean loss over clients; nothing about it is fair.
+
+    Client: its full gradient by one pass; when the cohort changes, also the change of its gradient over the last step.
+
+    Server: u = W^-1 mean_k g_k, W from `memory` damped secant pairs of the mean loss; theta - alpha u with alpha =
+    min(1, g'u / (c ||u||^2)), c the mean loss' own curvature along the last step, at most `growth` times the last step.
+
+    State: server, theta, the model and mean gradient before, `memory` pairs. Local epochs are not used.
+
+    Payload: n floats up, n down; 2n each when the cohort changes.
+
+    Evaluation: the global model.
+
+    Differences: damping, step length and first probe are DQN-Fed's, so that only the direction differs from it.
+
+    Reference: Liu & Nocedal, On the limited memory BFGS method for large scale optimization, Math. Programming 1989.
     """
 
-    Server: ClassVar[type] = Server
+    Server: ClassVar[type] = LBFGSServer
     Sent: ClassVar[tuple[type, ...]] = (Theta, Models, Probe)
-    Update: ClassVar[tuple[type, ...]] = (Update, ProbeUpdate)
+    Update: ClassVar[tuple[type, ...]] = (LBFGSUpdate, ProbeUpdate)
     scales: ClassVar[tuple[str, ...]] = ("gradient", "gradient_change")
 
     memory: int = 10  # pairs, >= 1
@@ -88,9 +100,9 @@ class ServerLBFGS(Algorithm[Server, Empty, Update]):
             return self
         return replace(self, previous="kept" if cohort_size == n_clients else "sent")
 
-    def init_server(self, problem: Problem, n_clients: int) -> Server:
+    def init_server(self, problem: Problem, n_clients: int) -> LBFGSServer:
         theta = problem.theta0
-        return Server(
+        return LBFGSServer(
             theta=theta.clone(),
             theta_before=theta.clone(),
             gradient_before=torch.zeros_like(theta),
@@ -101,7 +113,7 @@ class ServerLBFGS(Algorithm[Server, Empty, Update]):
             probing=torch.zeros((), dtype=torch.bool),
         )
 
-    def send(self, server: Server) -> Theta | Models | Probe:
+    def send(self, server: LBFGSServer) -> Theta | Models | Probe:
         if bool(server.probing):
             length = probe_length(server.theta, server.direction)
             return Probe(server.theta, server.theta - length * server.direction)
@@ -118,10 +130,10 @@ class ServerLBFGS(Algorithm[Server, Empty, Update]):
         if isinstance(sent, Probe):
             return ProbeUpdate(slope(sent.nearby, task) - gradient), memory
         if isinstance(sent, Models):
-            return Update(gradient, gradient - slope(sent.theta_before, task)), memory
-        return Update(gradient, gradient.new_zeros(0)), memory
+            return LBFGSUpdate(gradient, gradient - slope(sent.theta_before, task)), memory
+        return LBFGSUpdate(gradient, gradient.new_zeros(0)), memory
 
-    def server_step(self, server: Server, updates: Any, cohort: Cohort) -> ServerStep[Server]:
+    def server_step(self, server: LBFGSServer, updates: Any, cohort: Cohort) -> ServerStep[LBFGSServer]:
         if isinstance(updates, ProbeUpdate):
             length = probe_length(server.theta, server.direction)
             change = mean_step(updates.gradient_change)
@@ -140,7 +152,7 @@ class ServerLBFGS(Algorithm[Server, Empty, Update]):
         u = lbfgs_inverse_product(server.pairs, gradient)
         return self._moved(server, u, gradient, float(secant_curvature(s, y)))
 
-    def _moved(self, server: Server, u: Tensor, gradient: Tensor, curvature: float) -> ServerStep[Server]:
+    def _moved(self, server: LBFGSServer, u: Tensor, gradient: Tensor, curvature: float) -> ServerStep[LBFGSServer]:
         norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
         slope = float(gradient.double() @ u.double())
         previous = float(server.step_norm) if int(server.n_steps) else None

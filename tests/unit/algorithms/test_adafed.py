@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.adafed import AdaFed, RatedLocalUpdate
-from dqnfed.algorithms.common_descent_messages import Update
+from dqnfed.algorithms.common_descent_messages import DescentUpdate
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.maths.directions import at_least_step
@@ -24,7 +24,7 @@ def paper_direction(rows: Tensor, rates: Tensor) -> Tensor:
     """Return the direction d of the paper's form, as the server makes it with step_size = 1."""
     K, n = rows.shape
     algorithm = AdaFed(form="paper").prepare(bowl_problem(n), K, K)
-    updates = Update(rows, rates, torch.full_like(rates, torch.nan), rates, rows.new_zeros(K, 0))
+    updates = DescentUpdate(rows, rates, torch.full_like(rates, torch.nan), rates, rows.new_zeros(K, 0))
     before: Any = algorithm.init_server(bowl_problem(n), K)
     after: Any = algorithm.server_step(before, updates, cohort_of((1,) * K)).server
     direction: Tensor = -after.theta
