@@ -150,6 +150,7 @@ def save_tensors(path: Path, named: Mapping[str, Tensor], metadata: Mapping[str,
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             flat = named[name].detach().to("cpu").contiguous().reshape(-1)
+            flat = flat.as_strided(flat.shape, (1,))  # a single element may come with any stride
             file.write(flat.view(torch.uint8).numpy().data)
 
 
