@@ -59,6 +59,13 @@ class Trace:
     pareto_distance: float
     status: str  # reached | stalled | diverged | out of rounds
 
+    @property
+    def gap_factor(self) -> float:
+        """The mean factor by which the gap shrank in a round, over the second half of the rounds."""
+        half = len(self.gaps) // 2
+        first, last = max(self.gaps[half], 1e-300), max(self.gaps[-1], 1e-300)
+        return float((last / first) ** (1.0 / max(len(self.gaps) - 1 - half, 1)))
+
     def rounds_to(self, tolerance: float) -> int | None:
         """Return the first round with a gap at or below the tolerance; None if there is none."""
         return next((t for t, gap in enumerate(self.gaps) if gap <= tolerance), None)
@@ -260,6 +267,7 @@ def _record(trace: Trace) -> dict[str, Any]:
         "seconds": at(trace.seconds),
         "phases": at(trace.phases),
         "smallest_gap": _finite(min(trace.gaps)),
+        "gap_factor": _finite(trace.gap_factor),
         "mean_loss": _finite(trace.mean_loss),
         "worst_client_loss": _finite(trace.worst_loss),
         "mean_decrease": _finite(trace.mean_decrease),

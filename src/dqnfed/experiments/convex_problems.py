@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from dqnfed.core.curvature import LinearProblem, client_gradient, client_hessian, logistic_problem
+from dqnfed.core.curvature import (
+    LinearProblem,
+    client_gradient,
+    client_hessian,
+    least_squares_problem,
+    logistic_problem,
+)
 from dqnfed.core.federation import Examples, Federation
 from dqnfed.core.problem import Task
 from dqnfed.data.catalogue import dataset_called
@@ -45,12 +51,13 @@ SPLITS = {
     "mushrooms": Split(8000, 80, 112),
 }
 SYNTHETIC = "synthetic"
-NAMES = (*SPLITS, SYNTHETIC)
+INTERPOLATION = "interpolation"
+NAMES = (*SPLITS, SYNTHETIC, INTERPOLATION)
 
 
 @dataclass(frozen=True)
 class ConvexProblem:
-    """A federation of logistic regressions, f = mean_k f_k with the ridge in every f_k, and its optimum."""
+    """A federation of linear models, f = mean_k f_k with the ridge in every f_k, and its optimum."""
 
     name: str
     problem: LinearProblem
@@ -69,6 +76,8 @@ def convex_problem(name: str, data_dir: Path | None = None, *, ridge: float = RI
 
     Files are looked for in `data_dir/libsvm` (by default the data folder); a warning says when they are not there.
     """
+    if name == INTERPOLATION:
+        return interpolation_problem()
     if name == SYNTHETIC:
         return solved(SYNTHETIC, *synthetic_rows(), ridge=ridge)
     try:
@@ -117,6 +126,21 @@ def synthetic_rows(
         rows.append(A)
         labels.append(np.where(generator.random(n_each) < chance, 1.0, -1.0))
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels)), n_clients
+
+
+def interpolation_problem(
+    *, n_clients: int = 5, n_each: int = 12, n_features: int = 10, condition: float = 10.0, seed: int = 0
+) -> ConvexProblem:
+    """Return least squares in which one theta fits every client exactly: f* = 0, and all gradients vanish there."""
+    generator = np.random.default_rng(seed)
+    truth = generator.standard_normal(n_features)
+    scales = np.logspace(0.0, -0.5 * np.log10(condition), n_features)
+    inputs = generator.standard_normal((n_clients * n_each, n_features)) * scales
+    examples = Examples(
+        torch.from_numpy(inputs), torch.from_numpy(inputs @ truth), torch.arange(0, len(inputs) + 1, n_each)
+    )
+    federation = Federation(examples, examples)
+    return ConvexProblem(INTERPOLATION, least_squares_problem(n_features), federation, torch.from_numpy(truth), 0.0)
 
 
 def solved(name: str, inputs: Tensor, targets: Tensor, n_clients: int, *, ridge: float = RIDGE) -> ConvexProblem:
