@@ -37,17 +37,18 @@ ANGLE_KL = ("mean", "std", "angle", "kl")
 
 TABLES: tuple[PrintedTable, ...] = (
     PrintedTable(
-        "cifar10-setup1", "CIFAR-10, Setup 1", 100, ("mean", "std", "worst5", "best5"),
+        "cifar10-setup1", "CIFAR-10, Setup 1; seconds on one RTX 3090", 100,
+        ("mean", "std", "worst5", "best5", "seconds"),
         {
-            "FedAvg": (46.85, 3.54, 19.84, 69.28),
-            "q-FFL": (46.30, 3.27, 23.39, 68.02),
-            "FedMGDA": (45.34, 3.37, 24.00, 68.51),
-            "FedHEAL": (46.40, 3.61, 19.33, 69.30),
-            "TERM": (47.11, 3.66, 28.21, 69.51),
-            "Ditto": (46.31, 3.44, 27.14, 68.44),
-            "FedNL": (47.33, 3.92, 24.41, 69.52),
-            "FedNew": (47.51, 3.68, 25.77, 69.74),
-            "DQN-Fed": (47.72, 3.20, 29.34, 69.37),
+            "FedAvg": (46.85, 3.54, 19.84, 69.28, 1250.0),
+            "q-FFL": (46.30, 3.27, 23.39, 68.02, 1360.0),
+            "FedMGDA": (45.34, 3.37, 24.00, 68.51, 1333.0),
+            "FedHEAL": (46.40, 3.61, 19.33, 69.30, None),
+            "TERM": (47.11, 3.66, 28.21, 69.51, 1312.0),
+            "Ditto": (46.31, 3.44, 27.14, 68.44, 1320.0),
+            "FedNL": (47.33, 3.92, 24.41, 69.52, 2320.0),
+            "FedNew": (47.51, 3.68, 25.77, 69.74, 2140.0),
+            "DQN-Fed": (47.72, 3.20, 29.34, 69.37, 1810.0),
         },
     ),
     PrintedTable(
@@ -62,13 +63,6 @@ TABLES: tuple[PrintedTable, ...] = (
             "FedNL": (64.72, 6.02, 56.20, 72.33),
             "FedNew": (64.58, 6.11, 56.96, 72.12),
             "DQN-Fed": (64.88, 4.90, 58.01, 72.88),
-        },
-    ),
-    PrintedTable(
-        "cifar10-wall-clock", "CIFAR-10, Setup 1: wall-clock time on one RTX 3090", 100, ("seconds",),
-        {
-            "FedAvg": (1250.0,), "q-FFL": (1360.0,), "FedMGDA": (1333.0,), "TERM": (1312.0,), "Ditto": (1320.0,),
-            "FedNL": (2320.0,), "FedNew": (2140.0,), "DQN-Fed": (1810.0,),
         },
     ),
     PrintedTable(

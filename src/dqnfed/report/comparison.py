@@ -12,11 +12,13 @@ DISPLAY = {  # names as the papers print them; a method not listed keeps its own
     "fedavg": "FedAvg", "q-ffl": "q-FFL", "qffl": "q-FFL", "q-fedavg": "q-FedAvg", "term": "TERM",
     "fedmgda": "FedMGDA", "fedmgda-plus": "FedMGDA+", "fedmgda+": "FedMGDA+", "fedheal": "FedHEAL", "fedlf": "FedLF",
     "fedfa": "FedFa", "fedfv": "FedFV", "ditto": "Ditto", "afl": "AFL", "agnosticfair": "AgnosticFair", "fcfl": "FCFL",
-    "adafed": "AdaFed", "fednl": "FedNL", "fednew": "FedNew", "fedcorr": "FedCorr", "dqn-fed": "DQN-Fed",
-    "dqn-fed-literal": "DQN-Fed (literal)", "server-lbfgs": "Server L-BFGS",
+    "adafed": "AdaFed", "fednl": "FedNL", "fednew": "FedNew", "fedcorr": "FedCorr",
+    "server-lbfgs": "Server L-BFGS", "dqn-fed-literal": "DQN-Fed (literal)", "dqn-fed": "DQN-Fed",
 }  # fmt: skip
 ORDER = tuple(DISPLAY)
-NOT_SETTINGS = {("run", "seed")}  # settings that tell runs of one method apart without making them another method
+# what makes a method another method; how often it was measured, and on which machine it ran, does not
+METHOD_BLOCKS = ("algorithm", "train", "policy")
+METHOD_SETTINGS = {("run", "dtype"), ("eval", "part")}
 
 
 class Method(NamedTuple):
@@ -100,9 +102,9 @@ def settings(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     return {
         (block, key): value
         for block, entries in config.items()
-        if isinstance(entries, Mapping) and block not in ("data", "model", "track")
+        if isinstance(entries, Mapping)
         for key, value in entries.items()
-        if (block, key) not in NOT_SETTINGS
+        if block in METHOD_BLOCKS or (block, key) in METHOD_SETTINGS
     }
 
 
@@ -181,8 +183,8 @@ def _experiment_names(names: Sequence[str]) -> list[str]:
 
 
 def _rank(algorithm: str) -> float:
-    # methods this page does not know stand before DQN-Fed, which closes the table as in the paper
-    return ORDER.index(algorithm) if algorithm in ORDER else ORDER.index("dqn-fed") - 0.5
+    # methods without a place of their own stand before DQN-Fed and its ablations, which close the table as in the paper
+    return ORDER.index(algorithm) if algorithm in ORDER else ORDER.index("server-lbfgs") - 0.5
 
 
 def _frozen(value: object) -> str:

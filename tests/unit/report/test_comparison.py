@@ -91,3 +91,11 @@ def test_the_page_looks_at_dqn_fed_or_the_best_first(tmp_path: Path, algorithms:
     write_comparison(tmp_path, algorithms=algorithms, seeds=(0,), rounds=40)
     (experiment,) = group(read_runs([tmp_path]).runs).experiments
     assert experiment.methods[experiment.focus].label == focus
+
+
+def test_where_and_how_often_it_was_measured_does_not_make_another_method(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seed=0, rounds=1)
+    folder = write_run(tmp_path / "b", seed=1, rounds=1)
+    set_in_config(folder, "every = 1", "every = 5")
+    set_in_config(folder, "[run]\n", '[run]\ndevice = "cuda"\n')
+    assert grouped(tmp_path) == ([("made-up", ["DQN-Fed"])], [])

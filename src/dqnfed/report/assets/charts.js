@@ -268,7 +268,7 @@ function histogram(host, spec) {
   let [low, high] = [Math.min(...all), Math.max(...all)];
   const step = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 2.5, 5, 10].find((size) => (high - low) / size <= 24) || (high - low) / 24;
   low = Math.floor(low / step) * step;
-  high = Math.max(low + step, Math.ceil((high + 1e-9) / step) * step);
+  high = Math.max(low + step, Math.ceil(high / step - 1e-9) * step);
   const n = Math.round((high - low) / step);
   const counts = rows.map((row) => {
     const bins = new Array(n).fill(0);
@@ -282,7 +282,7 @@ function histogram(host, spec) {
   const x = linear([low, high], [frame.left, frame.right]);
   const root = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Histograms of client ${spec.score}. ${rows.map((row) => `${row.label}: from ${decimals(Math.min(...row.values), 1)} to ${decimals(Math.max(...row.values), 1)}, mean ${decimals(mean(row.values), 1)}`).join("; ")}.`,
+    "aria-label": `Histograms of client ${spec.data.score}. ${rows.map((row) => `${row.label}: from ${decimals(Math.min(...row.values), 1)} to ${decimals(Math.max(...row.values), 1)}, mean ${decimals(mean(row.values), 1)}`).join("; ")}.`,
   });
   rows.forEach((row, i) => {
     const base = (i + 1) * rowHeight + 6;
@@ -302,7 +302,7 @@ function histogram(host, spec) {
     const anchor = x(value) < 12 ? "start" : x(value) > width - 16 ? "end" : "middle";
     root.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": anchor }, shortNumber(value)));
   }
-  root.append(svg("text", { x: frame.right, y: bottom + 36, "text-anchor": "end" }, `client ${spec.score}`));
+  root.append(svg("text", { x: frame.right, y: bottom + 36, "text-anchor": "end" }, withUnit(`client ${spec.data.score}`, spec.data)));
   host.replaceChildren(root);
   return undefined;
 }
@@ -328,9 +328,9 @@ function scatter(host, spec) {
   const front = points.filter((p) => !points.some((q) => q !== p && q.x >= p.x && q.y >= p.y && (q.x > p.x || q.y > p.y))).sort((a, b) => a.x - b.x);
   const root = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Mean ${spec.score} against that of the worst tenth. On the Pareto front: ${front.map((p) => p.label).join(", ")}. ${points.map((p) => `${p.label}: mean ${decimals(p.x, 1)}, worst tenth ${decimals(p.y, 1)}`).join("; ")}.`,
+    "aria-label": `Mean ${spec.data.score} against that of the worst tenth. On the Pareto front: ${front.map((p) => p.label).join(", ")}. ${points.map((p) => `${p.label}: mean ${decimals(p.x, 1)}, worst tenth ${decimals(p.y, 1)}`).join("; ")}.`,
   });
-  axes(root, frame, x, y, ticks(...xs, Math.max(2, (frame.right - frame.left) / 90)), yTicks, { xTitle: `mean ${spec.score}`, yTitle: `${spec.score} of the worst 10 %`, xFormat: format, yFormat: format });
+  axes(root, frame, x, y, ticks(...xs, Math.max(2, (frame.right - frame.left) / 90)), yTicks, { xTitle: withUnit(`mean ${spec.data.score}`, spec.data), yTitle: withUnit(`${spec.data.score} of the worst tenth`, spec.data), xFormat: format, yFormat: format });
   const corners = [[frame.left, y(front[0].y)]];
   front.forEach((p, i) => { corners.push([x(p.x), y(p.y)], [x(p.x), i + 1 < front.length ? y(front[i + 1].y) : frame.bottom]); });
   root.append(svg("path", { class: "front", d: `M${corners.map((corner) => corner.join(",")).join("L")}` }));

@@ -1,4 +1,4 @@
-const ROWS_PER_PAGE = 50;
+const ROWS_PER_PAGE = 25;
 const BIGGEST_FIRST = ["train", "skew"];
 
 /** The client table of one experiment: who is failed, and what is special about their data. */
@@ -111,13 +111,13 @@ class ClientTable {
       scope: "col", class: side, "data-column": key, "aria-sort": state.sort === key ? (state.down ? "descending" : "ascending") : null,
     }, html("button", { type: "button", "data-sort": key }, title)))));
     fill(this.part("sort"), columns.map(([key, title]) => [key, title]), state.sort);
-    this.part("body").replaceChildren(...shown.map((row) => this.line(row, columns)));
+    this.part("body").replaceChildren(...shown.flatMap((row) => (row.row === state.open ? [this.line(row, columns), this.detailLine(columns.length)] : [this.line(row, columns)])));
+    this.drawDetail();
     this.part("count").textContent = kept.length
       ? `${decimals(from + 1, 0)}–${decimals(from + shown.length, 0)} of ${decimals(kept.length, 0)} clients`
       : "No client matches; widen the filters.";
     this.part("before").disabled = state.page === 0;
     this.part("after").disabled = state.page >= pages - 1;
-    this.detail();
   }
 
   line(r, columns) {
@@ -144,18 +144,18 @@ class ClientTable {
     if (button) button.focus();
   }
 
-  detail() {
+  detailLine(width) {
+    return html("tr", {}, html("td", { class: "detail", colspan: width, "data-part": "detail" }));
+  }
+
+  drawDetail() {
     const { data, state } = this;
     const panel = this.part("detail");
-    if (state.open === null) return panel.replaceChildren();
-    const clients = data.clients[state.seed];
-    const r = this.rows()[state.open];
-    if (!r) return panel.replaceChildren();
+    if (!panel) return;
     const plot = html("div", { class: "plot" });
     panel.replaceChildren(
-      html("h3", {}, `${r.name}${data.groups[r.group] ? `, ${data.groups[r.group]}` : ""}`),
-      html("ul", {}, ...this.reasons(r, clients).map((reason) => html("li", {}, reason))),
-      html("h3", {}, "Its accuracy over rounds"),
+      html("ul", {}, ...this.reasons(this.rows()[state.open], data.clients[state.seed]).map((reason) => html("li", {}, reason))),
+      html("h3", {}, `${data.score.charAt(0).toUpperCase()}${data.score.slice(1)} over rounds`),
       plot,
     );
     lineChart(plot, {
@@ -163,9 +163,8 @@ class ClientTable {
         const past = data.history[state.seed][i];
         return { label: method.label, slot: this.slots[i], main: i === state.method, x: past ? past.x : [], y: past ? past.y.map((values) => values[state.open]) : [] };
       }).filter((s, i) => [state.method, state.other].includes(i) || data.methods.length <= N_COLOURS),
-      xTitle: "rounds", yTitle: scoreTitle(data), xFormat: shortNumber, xValue: shortNumber, yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), height: 260, limits: scoreLimits(data),
+      xTitle: "rounds", yTitle: withUnit(data.score, data), xFormat: shortNumber, xValue: shortNumber, yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), height: 260, limits: scoreLimits(data),
     });
-    return undefined;
   }
 
   reasons(r, clients) {

@@ -4,8 +4,8 @@ const X_AXES = {
   seconds: { title: "seconds", format: shortNumber, value: (v) => decimals(v, 1) },
 };
 const Y_AXES = {
-  mean: { title: (score) => `mean ${score}`, digits: 2, scored: true },
-  worst10: { title: (score) => `${score} of the worst 10 %`, digits: 2, scored: true },
+  mean: { title: (data) => withUnit(`mean ${data.score}`, data), digits: 2, scored: true },
+  worst10: { title: (data) => withUnit(`${data.score} of the worst tenth`, data), digits: 2, scored: true },
   std: { title: () => "standard deviation over clients", digits: 2, limits: { floor: 0 } },
   train_loss: { title: () => "mean training loss", digits: 4, limits: {} },
   train_loss_max: { title: () => "training loss of the worst client", digits: 4, limits: {} },
@@ -33,13 +33,12 @@ class ExperimentView {
     const before = this.data ? new Set(this.data.methods.filter((_, i) => this.shown.has(i)).map((m) => m.label)) : null;
     const names = this.data ? new Set(this.data.methods.map((m) => m.label)) : new Set();
     this.data = data;
-    this.score = scoreTitle(data);
     this.slots = data.methods.map((_, i) => (i === data.focus ? 0 : i < data.focus ? i + 1 : i));
-    const first = data.methods.map((_, i) => i).sort((a, b) => (b === data.focus) - (a === data.focus));
     this.shown = before
       ? new Set(data.methods.map((_, i) => i).filter((i) => before.has(data.methods[i].label) || !names.has(data.methods[i].label)))
-      : new Set(first.slice(0, N_SHOWN_AT_FIRST));
+      : shownAtFirst(data);
     this.drawChips();
+    if (!before) this.sayHidden();
     this.draw();
     const section = this.article.querySelector('[data-part="clients"]');
     section.hidden = !data.clients.some((clients) => clients.client.length);
@@ -61,6 +60,13 @@ class ExperimentView {
     }));
   }
 
+  sayHidden() {
+    const hidden = this.data.methods.filter((_, i) => !this.shown.has(i)).map((method) => method.label);
+    this.article.querySelector('[data-part="hidden"]').textContent = hidden.length
+      ? `Left out of the charts at first, to keep them legible: ${hidden.join(", ")}. Choose a name to add or remove it.`
+      : "";
+  }
+
   plot(name) {
     return this.article.querySelector(`[data-chart="${name}"] .plot`);
   }
@@ -75,13 +81,13 @@ class ExperimentView {
     this.drawConvergence();
     this.drawImproved();
     const pooled = this.chosen().map((m) => ({ ...m, values: this.data.final.flatMap((seed) => (seed[m.i] || []).filter(known)) }));
-    histogram(this.plot("histogram"), { rows: pooled, score: this.score });
+    histogram(this.plot("histogram"), { rows: pooled, data: this.data });
     lineChart(this.plot("sorted"), {
-      series: pooled.map((m) => ({ ...m, ...quantiles(m.values) })), xTitle: "clients from worst to best, %", yTitle: this.score,
+      series: pooled.map((m) => ({ ...m, ...quantiles(m.values) })), xTitle: "clients from worst to best, %", yTitle: withUnit(this.data.score, this.data),
       xFormat: (v) => decimals(v, 0), xValue: (v) => decimals(v, 0), yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), limits: scoreLimits(this.data),
       none: "These runs hold no client accuracies.",
     });
-    scatter(this.plot("scatter"), { points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })), score: this.score });
+    scatter(this.plot("scatter"), { points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })), data: this.data });
   }
 
   drawConvergence() {
@@ -89,7 +95,7 @@ class ExperimentView {
     const across = X_AXES[this.x];
     const series = this.chosen().map((m) => ({ ...m, ...curve(this.data.curves[this.y][m.i], this.x) }));
     lineChart(this.plot("convergence"), {
-      series, xTitle: across.title, yTitle: axis.title(this.score), xFormat: across.format, xValue: across.value, height: 400,
+      series, xTitle: across.title, yTitle: axis.title(this.data), xFormat: across.format, xValue: across.value, height: 400,
       yFormat: shortNumber, valueFormat: (v) => decimals(v, axis.digits), limits: axis.scored ? scoreLimits(this.data) : axis.limits,
     });
     this.say("convergence", this.data.curves[this.y]);
@@ -113,12 +119,22 @@ class ExperimentView {
   resized() {
     if (this.article.hidden || this.article.clientWidth === this.width) return;
     this.draw();
-    if (this.table) this.table.detail();
+    if (this.table) this.table.drawDetail();
   }
 }
 
-const scoreTitle = (data) => (data.score === "accuracy" ? "accuracy, %" : data.score);
+const withUnit = (title, data) => (data.score === "accuracy" ? `${title}, %` : title);
 const scoreLimits = (data) => (data.score === "accuracy" ? { floor: 0, ceiling: 100 } : {});
+
+/** The focus and the best others, as many as stay legible; a method that learnt nothing would squeeze all other lines. */
+function shownAtFirst(data) {
+  const value = data.points.map((seeds) => { const means = seeds.map((pair) => pair[0]).filter(known); return means.length ? mean(means) : -Infinity; });
+  const best = Math.max(...value);
+  const wanted = data.methods.map((_, i) => i)
+    .filter((i) => i === data.focus || data.score !== "accuracy" || value[i] >= best / 2)
+    .sort((a, b) => (b === data.focus) - (a === data.focus) || value[b] - value[a]);
+  return new Set(wanted.slice(0, N_SHOWN_AT_FIRST));
+}
 
 function curve(found, axis) {
   return found ? { x: found[axis], y: found.y, low: found.low, high: found.high } : { x: [], y: [] };
