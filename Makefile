@@ -41,7 +41,7 @@ format: setup ## rewrite the sources in the house format
 	$(BIN)/ruff format
 
 reference: setup ## write the pages about methods from the methods themselves
-	$(BIN)/python -m tools.reference
+	$(BIN)/python -m dqnfed.experiments.method_docs
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
