@@ -20,9 +20,10 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult, model_metadata
 from dqnfed.core.run_folder import ClientRow, RunFolder
-from dqnfed.core.screening import Policy, screen, screened_updates
+from dqnfed.core.screening import Policy, Screened, guarded, screen, screened_updates
 from dqnfed.core.tensors import gather, named_parameters
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
+from dqnfed.sim.clients import Answers
 from dqnfed.sim.cohort import CohortRunner, vectorised
 from dqnfed.sim.feed import Feed, sampled_clients
 from dqnfed.sim.journal import Journal
@@ -31,6 +32,7 @@ from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.state import Evaluation, Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
+NOBODY = Screened(torch.arange(0), torch.ones(0), [])
 MAX_PHASES = 200  # of one round; a method that asks for more has lost its way
 
 
@@ -65,7 +67,8 @@ def run(
     with the bits of one that was not. Ctrl-C finishes the round, saves and returns; a second one stops at once.
     """
     size = cohort_size(participation, federation.n_clients)
-    prepared = algorithm.prepare(problem, federation.n_clients, size)
+    policy = policy or Policy()
+    prepared = guarded(algorithm, policy).prepare(problem, federation.n_clients, size)
     setup = Setup(
         prepared,
         problem,
@@ -75,26 +78,43 @@ def run(
         seed,
         cohort or vectorised(),
         evaluation or Evaluation(),
-        policy or Policy(),
+        policy,
         Feed(federation, problem, prepared, seed),
     )
+    settings = dict(config) if config is not None else plain_config(setup)
+    return played(setup, settings, out=out, checkpoint_seconds=checkpoint_seconds, observers=observers, resume=resume)
+
+
+def played(
+    setup: Setup,
+    settings: dict[str, Any],
+    *,
+    out: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    observers: Sequence[Observer] = (),
+    resume: bool = False,
+) -> RunResult:
+    """Return the result of a run that is set up, wherever its clients are."""
     if resume and out is None:
         raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
-    settings = dict(config) if config is not None else _plain_config(setup, participation)
     folder = RunFolder(Path(out)) if out is not None else None
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
-    if resume and folder is not None and load_checkpoint(folder.path / "checkpoint", state, prepared, _identity(setup)):
+    if (
+        resume
+        and folder is not None
+        and load_checkpoint(folder.path / "checkpoint", state, setup.algorithm, _identity(setup))
+    ):
         journal.reopen(state.round)
         logger.info("resuming after round %d", state.round - 1)
     else:
-        journal.open(settings, federation, problem)
+        journal.open(settings, setup.federation, setup.problem)
         journal.add(*start_record(setup, state))
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
     last_saved = time.monotonic()
     with interrupt_flag() as interrupted:
-        while state.round < rounds and not state.stopped and not interrupted.is_set():
+        while state.round < setup.rounds and not state.stopped and not interrupted.is_set():
             record, rows = play_round(setup, state)
             journal.add(record, rows)
             for observer in observers:
@@ -122,7 +142,7 @@ def fresh_state(setup: Setup) -> State:
     n_clients = setup.federation.n_clients
     return State(
         server=setup.algorithm.init_server(setup.problem, n_clients),
-        memory=MemoryStore(setup.algorithm, setup.problem, n_clients),
+        memory=MemoryStore(setup.algorithm, setup.problem, n_clients, setup.clients.memory_kind),
         losses=torch.full((n_clients,), torch.nan, dtype=torch.float64),
     )
 
@@ -133,24 +153,29 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     algorithm, federation = setup.algorithm, setup.federation
     sampled = sampled_clients(setup.seed, state.round, federation.n_clients, setup.cohort_size)
     clients = algorithm.cohort(state.server, state.round, sampled, federation.n_clients)
-    tasks = setup.feed.tasks(clients, state.round)
     before = participant_losses(setup, state, clients)
     record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
 
-    at_start = state.server
-    for _phase in range(MAX_PHASES):
+    at_start, asked = state.server, clients
+    for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
-        memory = state.memory.get(clients, tasks)
-        updates, memory = setup.cohort(algorithm, setup.problem, tasks, sent, memory)
-        notes["bytes_up"] += algorithm.uplink_bits(updates) * len(clients) // 8
-        notes["bytes_down"] += message_bits(sent) * len(clients) // 8
-        notes["passes"] += algorithm.passes(sent) * len(clients)
-        step = answered_step(setup, state, updates, memory, clients, notes) or ServerStep(at_start, Status.HOLD)
+        answers = setup.clients.answers(setup, state, asked, sent, phase)
+        n_answers = len(answers.clients)
+        note_missing(setup, state, answers, notes)
+        notes["bytes_up"] += algorithm.uplink_bits(answers.updates) * n_answers // 8 if n_answers else 0
+        notes["bytes_down"] += message_bits(sent) * len(asked) // 8
+        notes["passes"] += algorithm.passes(sent) * n_answers
+        found = screened(setup, state, answers, notes) if n_answers else NOBODY
+        if len(found.kept) < setup.policy.min_replies:
+            step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
+        else:
+            step = answered_step(setup, state, answers, found)
         state.server = step.server
         notes["diagnostics"].update(step.diagnostics)
         if step.status is not Status.AGAIN:
             break
+        asked = answers.clients[found.kept]  # who is dropped in one phase knows nothing that the next could ask for
     else:
         raise RuntimeError(
             f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}."
@@ -172,33 +197,45 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     return record, rows
 
 
-def answered_step(
-    setup: Setup, state: State, updates: Any, memory: Any, clients: Tensor, notes: Record
-) -> ServerStep[Any] | None:
-    """Screen the answers, keep the memories of those that pass, return the server's step; None: too few are left."""
-    algorithm, policy = setup.algorithm, setup.policy
-    found = screen(updates, policy, algorithm.scales, algorithm.optional)
+def note_missing(setup: Setup, state: State, answers: Answers, notes: Record) -> None:
+    """Write down who gave no answer, or end the run if the policy says so."""
+    for client, why in answers.missing:
+        if setup.policy.on_missing == "fail":
+            raise ValueError(
+                f'client {client} is missing in round {state.round} ({why}), and `policy.on_missing` is "fail"; '
+                '"proceed" goes on without it.'
+            )
+        logger.warning("round %d: client %d dropped, %s", state.round, client, why)
+        notes["dropped"].append({"client": client, "why": why})
+
+
+def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Screened:
+    """Return which answers are usable, after writing down who is dropped or clipped, and why."""
+    asked = answers.clients
+    found = screen(answers.updates, setup.policy, setup.algorithm.scales, setup.algorithm.optional)
     for k, why in found.dropped:
-        client = int(clients[k])
-        if policy.on_nonfinite == "fail" and why == "update is not finite":
+        client = int(asked[k])
+        if setup.policy.on_nonfinite == "fail" and why == "update is not finite":
             raise ValueError(
                 f"client {client} sent an update that is not finite in round {state.round}, and "
                 '`policy.on_nonfinite` is "fail"; "drop" goes on without it.'
             )
-        fault = {"client": client, "why": why}
-        if fault not in notes["dropped"]:  # a later phase may find the same client at fault again
-            logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
-            notes["dropped"].append(fault)
-    kept = clients[found.kept]
-    for k, factor in zip(kept.tolist(), found.factors.tolist(), strict=True):
+        logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
+        notes["dropped"].append({"client": client, "why": why})
+    for client, factor in zip(asked[found.kept].tolist(), found.factors.tolist(), strict=True):
         if factor < 1:
-            logger.info("round %d: client %d clipped by the factor %.3g", state.round, k, factor)
-            notes["clipped"].append({"client": k, "factor": factor})
-    if len(kept) < policy.min_replies:
-        return None
-    state.memory.put(kept, memory if len(kept) == len(clients) else gather(memory, found.kept))
-    cohort = Cohort(kept, setup.federation.n_examples[kept], setup.federation.n_clients, state.round)
-    return algorithm.server_step(state.server, screened_updates(updates, found, algorithm.scales), cohort)
+            logger.info("round %d: client %d clipped by the factor %.3g", state.round, client, factor)
+            notes["clipped"].append({"client": client, "factor": factor})
+    return found
+
+
+def answered_step(setup: Setup, state: State, answers: Answers, found: Screened) -> ServerStep[Any]:
+    """Keep the memories of those whose answers are usable, and return what the server makes of these."""
+    algorithm, federation = setup.algorithm, setup.federation
+    kept, memory = answers.clients[found.kept], answers.memory
+    state.memory.put(kept, memory if len(kept) == len(answers.clients) else gather(memory, found.kept))
+    cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round)
+    return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
 
 
 def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, Any]) -> RunResult:
@@ -302,13 +339,14 @@ def _global_model(setup: Setup, state: State) -> Tensor:
     return next(iter(setup.algorithm.evaluated(state.server, None).values()))
 
 
-def _plain_config(setup: Setup, participation: float) -> dict[str, Any]:
+def plain_config(setup: Setup) -> dict[str, Any]:
+    """Return the settings of a run that no config file describes."""
     algorithm = {k: v for k, v in asdict(setup.algorithm).items() if v is not None}
     return {
         "name": "run",
         "algorithm": {"name": type(setup.algorithm).__name__, **algorithm},
-        "train": {"rounds": setup.rounds, "participation": participation},
+        "train": {"rounds": setup.rounds, "participation": setup.cohort_size / setup.federation.n_clients},
         "eval": asdict(setup.evaluation),
-        "policy": asdict(setup.policy),
+        "policy": {k: v for k, v in asdict(setup.policy).items() if v is not None},
         "run": {"seed": setup.seed},
     }
