@@ -1,0 +1,139 @@
+"""The reference pages say what the classes say, and the traffic on file is what clients really send and keep."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+
+from dqnfed.algorithms import REGISTRY
+from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.core.algorithm import hyperparameters
+from dqnfed.experiments.method_docs import (
+    FOLDER,
+    LABELS,
+    SIZES,
+    TRAFFIC,
+    described_algorithms,
+    documented,
+    field_comments,
+    formula,
+    measured_traffic,
+    pages,
+    sections,
+    traffic_of,
+)
+from tests.helpers.repository import ROOT
+
+METHODS = documented()
+QUICK = {"fedavg", "ditto", "scaffold", "dqn-fed", "agnostic-fair", "fcfl"}  # the others take a second or more each
+PROMISES = {  # payloads that the docstring gives as a plain formula, "2n + 3 floats up"
+    name: found[1]
+    for name, kind in METHODS.items()
+    if (found := re.match(r"(\d*n(?: \+ \d+)?) floats up[;,.]", sections(kind)["Payload"]))
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Another(FedAvg):
+    """A method from elsewhere.
+
+    Objective: none. Client: as FedAvg. Server: as FedAvg.
+    """
+
+    extra: float = 2.0  # of nothing, > 0
+
+
+def test_the_committed_pages_are_up_to_date() -> None:
+    """If this fails: python -m dqnfed.experiments.method_docs."""
+    committed = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / FOLDER).glob("*.md")}
+    wanted = pages()
+    assert sorted(committed) == sorted(wanted)
+    assert [name for name in wanted if committed[name] != wanted[name]] == []
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_docstring_has_every_part(name: str) -> None:
+    found = sections(METHODS[name])
+    assert [label for label in LABELS if not found.get(label)] == []
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_hyper_parameter_is_explained(name: str) -> None:
+    comments = field_comments(METHODS[name])
+    assert [key for key in hyperparameters(METHODS[name]) if not comments[key]] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(set(METHODS) & set(REGISTRY))],
+)
+def test_the_traffic_on_file_is_what_is_measured(name: str) -> None:
+    """If this fails: python -m dqnfed.experiments.method_docs --measure."""
+    assert traffic_of(name, METHODS[name]) == measured_traffic(METHODS[name])
+
+
+def test_the_traffic_of_every_method_is_on_file() -> None:
+    assert set(json.loads(TRAFFIC.read_text())) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", sorted(PROMISES))
+def test_the_docstring_promises_the_measured_payload(name: str) -> None:
+    assert PROMISES[name] == traffic_of(name, METHODS[name]).up
+
+
+def test_most_docstrings_promise_a_payload() -> None:
+    assert {"dqn-fed", "fedavg", "qffl", "ditto", "scaffold", "adafed", "jd-upgrad"} <= set(PROMISES)
+
+
+@pytest.mark.parametrize(
+    ("square", "linear", "constant", "text"),
+    [
+        (0, 1, 0, "n"),
+        (0, 2, 3, "2n + 3"),
+        (Fraction(1, 2), Fraction(3, 2), 0, "n^2/2 + 3n/2"),
+        (1, -1, 2, "n^2 - n + 2"),
+        (0, 0, 0, "0"),
+        (0, 0, 7, "7"),
+    ],
+)
+def test_formulas(square: Fraction, linear: Fraction, constant: int, text: str) -> None:
+    assert formula([Fraction(square * n * n + linear * n + constant) for n in SIZES]) == text
+
+
+def test_what_is_no_polynomial_is_a_share_of_n() -> None:
+    assert formula([Fraction(7), Fraction(12), Fraction(15), Fraction(30)]) == "about 1.5 n"
+
+
+def test_what_the_command_line_lists() -> None:
+    rows = {row["name"]: row for row in described_algorithms()}
+    assert list(rows) == list(REGISTRY)
+    assert rows["ditto"] == {
+        "name": "ditto",
+        "title": "Personal models regularised towards the global one (Li et al., ICML 2021, Algorithm 1)",
+        "payload": "n",
+        "memory": True,
+        "personal": True,
+        "suits": ["convex", "network"],
+        "hyperparameters": {
+            "lam": 1.0,
+            "personal_lr": None,
+            "proximal": "implicit",
+            "server_lr": 1.0,
+            "weighting": "examples",
+        },
+    }
+    assert rows["dqn-fed"]["payload"] == "n + 3"
+    assert not rows["fedavg"]["memory"]
+
+
+def test_a_method_from_elsewhere_is_listed_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "another", Another)
+    row = described_algorithms()[-1]
+    assert (row["name"], row["title"], row["payload"]) == ("another", "A method from elsewhere", "n")
+    assert row["hyperparameters"]["extra"] == 2.0
+    assert "another" not in documented()  # its pages are not ours to write
+    assert sections(Another) == {"": "", "Objective": "none.", "Client": "as FedAvg.", "Server": "as FedAvg."}
