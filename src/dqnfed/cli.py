@@ -175,9 +175,10 @@ def list_things(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table(*rows[0].keys(), box=None, pad_edge=False, header_style="bold")
+    columns = [key for key, value in rows[0].items() if not isinstance(value, dict)]  # settings are for --json
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(escape(_text(value)) for value in row.values()))
+        table.add_row(*(escape(_text(row[key])) for key in columns))
     console.print(table)
 
 
