@@ -8,13 +8,49 @@ from typing import Any, NamedTuple
 
 from dqnfed.report.reader import Problem, Run
 
-DISPLAY = {  # names as the papers print them; a method not listed keeps its own name
-    "fedavg": "FedAvg", "q-ffl": "q-FFL", "qffl": "q-FFL", "q-fedavg": "q-FedAvg", "term": "TERM",
-    "fedmgda": "FedMGDA", "fedmgda-plus": "FedMGDA+", "fedmgda+": "FedMGDA+", "fedheal": "FedHEAL", "fedlf": "FedLF",
-    "fedfa": "FedFa", "fedfv": "FedFV", "ditto": "Ditto", "afl": "AFL", "agnosticfair": "AgnosticFair", "fcfl": "FCFL",
-    "adafed": "AdaFed", "fednl": "FedNL", "fednew": "FedNew", "fedcorr": "FedCorr",
-    "server-lbfgs": "Server L-BFGS", "dqn-fed-literal": "DQN-Fed (literal)", "dqn-fed": "DQN-Fed",
-}  # fmt: skip
+DISPLAY = {  # names as the papers print them, in the order of a table; a method not listed keeps its own name
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fedadam": "FedAdam",
+    "qffl": "q-FFL",
+    "q-ffl": "q-FFL",
+    "q-fedavg": "q-FedAvg",
+    "mgda": "MGDA",
+    "fedmgda": "FedMGDA",
+    "fedmgda-plus": "FedMGDA+",
+    "fedheal": "FedHEAL",
+    "fedfa": "FedFa",
+    "fedfv": "FedFV",
+    "fedlf": "FedLF",
+    "term": "TERM",
+    "ditto": "Ditto",
+    "afl": "AFL",
+    "agnostic-fair": "AgnosticFair",
+    "fcfl": "FCFL",
+    "adafed": "AdaFed",
+    "fedcorr": "FedCorr",
+    "newton": "Newton",
+    "distributed-newton": "Distributed Newton",
+    "local-newton": "Local Newton",
+    "giant": "GIANT",
+    "disco": "DiSCO",
+    "shed": "SHED",
+    "fedns": "FedNS",
+    "fedns-ggn": "FedNS-GGN",
+    "fednl": "FedNL",
+    "fednl-pp": "FedNL-PP",
+    "fednl-ls": "FedNL-LS",
+    "fednl-cr": "FedNL-CR",
+    "fednl-head": "FedNL (head)",
+    "fednl-diag": "FedNL (diagonal)",
+    "fednew": "FedNew",
+    "fednew-cg": "FedNew-CG",
+    "q-fednew": "Q-FedNew",
+    "server-lbfgs": "Server L-BFGS",
+    "dqn-fed-literal": "DQN-Fed (literal)",
+    "dqn-fed": "DQN-Fed",
+}
 ORDER = tuple(DISPLAY)
 # what makes a method another method; how often it was measured, and on which machine it ran, does not
 METHOD_BLOCKS = ("algorithm", "train", "policy")
