@@ -23,7 +23,9 @@ class Trial(NamedTuple):
 
 
 class TrialLoss(NamedTuple):
-    loss: Tensor  # []
+    """A client's loss at the candidate; not finite: the trial went too far, which is an answer, not a fault."""
+
+    trial_loss: Tensor  # []
 
 
 class Search(NamedTuple):

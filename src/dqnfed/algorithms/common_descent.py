@@ -66,7 +66,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     Sent: ClassVar[tuple[type, ...]] = (First, Model, Models, Probe, Trial)
     Update: ClassVar[tuple[type, ...]] = (DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate)
     scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "loss", "gradient_change")
-    optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature")
+    optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
 
     local: str = "auto"  # gradient | sgd | auto: gradient for one full-batch epoch, else sgd
     constraint: str = "at-least"  # at-least | exactly

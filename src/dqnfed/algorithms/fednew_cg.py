@@ -79,6 +79,7 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
     Memory: ClassVar[type] = FedNewCGMemory
     Sent: ClassVar[tuple[type, ...]] = (Solve, Agree, Trial)
     Update: ClassVar[tuple[type, ...]] = (FedNewCGUpdate, TrialLoss)
+    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"network"})
 
     rho: float = 0.1  # penalty on disagreement, > 0
@@ -136,7 +137,7 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
         self, server: FedNewCGServer, updates: FedNewCGUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[FedNewCGServer]:
         if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
             changed = FedNewCGServer(found.theta, server.step, found.search, torch.tensor(False))
             return ServerStep(changed, found.status, found.diagnostics)
         gradient, common = updates.gradient.mean(0), updates.step.mean(0)

@@ -68,6 +68,7 @@ class FedNLDiag(Algorithm[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
     Memory: ClassVar[type] = FedNLDiagMemory
     Sent: ClassVar[tuple[type, ...]] = (Theta, Trial)
     Update: ClassVar[tuple[type, ...]] = (FedNLDiagUpdate, TrialLoss)
+    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"network"})
 
     probes: int = 2  # backward passes for the diagonal, >= 1
@@ -130,7 +131,7 @@ class FedNLDiag(Algorithm[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
         self, server: FedNLDiagServer, updates: FedNLDiagUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[FedNLDiagServer]:
         if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         places, values = updates.places.reshape(-1).long(), self.alpha * updates.values.reshape(-1)
         total = (server.total + updates.base.sum()).scatter_add(0, places, values)

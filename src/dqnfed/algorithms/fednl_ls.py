@@ -68,6 +68,7 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
     Memory: ClassVar[type] = FedNLLSMemory
     Sent: ClassVar[tuple[type, ...]] = (Begin, Theta, Trial)
     Update: ClassVar[tuple[type, ...]] = (Start, FedNLLSUpdate, TrialLoss)
+    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     own_name: ClassVar[str] = "FedNL-LS"
 
     start: str = "zero"
@@ -123,7 +124,7 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
             known = self.first_known(server.known, updates.hessian, cohort)
             return ServerStep(server._replace(known=known, has_begun=torch.tensor(True)), Status.AGAIN)
         if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         n = len(server.theta)
         gradient = updates.gradient.mean(0)

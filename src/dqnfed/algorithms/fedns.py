@@ -58,6 +58,7 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
     Server: ClassVar[type] = FedNSServer
     Sent: ClassVar[tuple[type, ...]] = (Theta, Trial)
     Update: ClassVar[tuple[type, ...]] = (FedNSUpdate, TrialLoss)
+    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"convex"})
 
     rows: int = 20  # of the sketch, >= 1
@@ -104,7 +105,7 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
         self, server: FedNSServer, updates: FedNSUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[FedNSServer]:
         if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         n = len(server.theta)
         rows = updates.root.reshape(-1, n)

@@ -56,6 +56,7 @@ class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
     Server: ClassVar[type] = FedNSGGNServer
     Sent: ClassVar[tuple[type, ...]] = (Theta, Trial)
     Update: ClassVar[tuple[type, ...]] = (FedNSGGNUpdate, TrialLoss)
+    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"network"})
 
     rows: int = 10  # of each client's sketch, >= 1
@@ -98,7 +99,7 @@ class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
         self, server: FedNSGGNServer, updates: FedNSGGNUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[FedNSGGNServer]:
         if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         gradient = updates.gradient.mean(0)
         rows = updates.rows.reshape(-1, len(server.theta))

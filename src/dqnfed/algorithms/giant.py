@@ -91,6 +91,7 @@ class GIANT(Algorithm[GIANTServer, Empty, Slope | Direction | Losses]):
     Server: ClassVar[type] = GIANTServer
     Sent: ClassVar[tuple[type, ...]] = (Theta, Through, Along)
     Update: ClassVar[tuple[type, ...]] = (Slope, Direction, Losses)
+    optional: ClassVar[tuple[str, ...]] = ("losses",)  # beyond the numbers: that step is too long
     suits: ClassVar[frozenset[str]] = frozenset({"convex"})
 
     cg_steps: int = 0  # conjugate gradient iterations a solve; 0: exact, by Cholesky

@@ -89,6 +89,7 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
     Memory: ClassVar[type] = SHEDMemory
     Sent: ClassVar[tuple[type, ...]] = (Renew, Continue, Trial)
     Update: ClassVar[tuple[type, ...]] = (SHEDUpdate, TrialLoss)
+    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"convex"})
 
     pairs: int = 10  # new eigenpairs a round, >= 1; more than there are parameters sends them all
@@ -154,7 +155,7 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         self, server: SHEDServer, updates: SHEDUpdate | TrialLoss, cohort: Cohort
     ) -> ServerStep[SHEDServer]:
         if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.loss.mean(), self.sufficient, self.shrink)
+            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
             n_rounds = server.n_rounds + int(found.status is not Status.AGAIN)
             changed = server._replace(theta=found.theta, search=found.search, n_rounds=n_rounds)
             return ServerStep(changed, found.status, found.diagnostics)
