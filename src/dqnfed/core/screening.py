@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import check_choice, check_range
+from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
 from dqnfed.core.tensors import gather, n_rows, named_tensors, tensors
 
 U = TypeVar("U", bound=tuple[Any, ...])
+A = TypeVar("A", bound=AnyAlgorithm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,26 @@ class Policy:
     on_nonfinite: str = "drop"  # drop | fail
     max_update_norm: float = 10.0  # times the cohort's median norm; longer updates are clipped to it; inf: never
     min_replies: int = 1  # a round with fewer usable answers keeps the model as it is
+    on_missing: str = "proceed"  # proceed | fail: a client that gives no answer; simulated clients always do
+    timeout: float = 3600.0  # seconds that a deployed client has for an answer
+    rate_bounds: float | None = None  # replaces the method's own `rate_bounds` where it has any; None: as it is there
 
     def __post_init__(self) -> None:
         check_choice(self, "on_nonfinite", ("drop", "fail"))
+        check_choice(self, "on_missing", ("proceed", "fail"))
+        check_range(self, "timeout", low=0.0, open_low=True)
+        if self.rate_bounds is not None:
+            check_range(self, "rate_bounds", low=1.0)
         check_range(self, "max_update_norm", low=1.0)
         check_range(self, "min_replies", low=1)
+
+
+def guarded(algorithm: A, policy: Policy) -> A:
+    """Return the method with the policy's bounds on the rates that clients send, where it has such bounds."""
+    if policy.rate_bounds is None or "rate_bounds" not in {f.name for f in fields(algorithm)}:
+        return algorithm
+    bounds: dict[str, Any] = {"rate_bounds": policy.rate_bounds}
+    return replace(algorithm, **bounds)
 
 
 class Screened(NamedTuple):

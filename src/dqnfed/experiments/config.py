@@ -83,6 +83,7 @@ class EvalBlock(Block):
     every: int = Field(default=1, ge=1)
     participants: bool = True
     part: Literal["train", "validation", "test"] = "test"
+    metrics: Literal["per-client", "aggregate-only"] = "per-client"
     score: Literal["accuracy", "auc", "f1", "loss"] | None = None  # default: accuracy, or the loss of a regression
 
 
@@ -92,6 +93,9 @@ class PolicyBlock(Block):
     on_nonfinite: Literal["drop", "fail"] = "drop"
     max_update_norm: float = Field(default=10.0, ge=1)
     min_replies: int = Field(default=1, ge=1)
+    on_missing: Literal["proceed", "fail"] = "proceed"
+    timeout: float = Field(default=3600.0, gt=0)  # seconds
+    rate_bounds: float | None = Field(default=None, ge=1)
 
 
 class RunBlock(Block):

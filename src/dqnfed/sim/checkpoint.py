@@ -63,7 +63,7 @@ def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identit
     state.losses = named["losses"]
     state.memory.row_of = named["memory_row_of"]
     if bool((state.memory.row_of >= 0).any()):
-        rows = from_named_tensors(algorithm.Memory, named, "memory.")
+        rows = from_named_tensors(state.memory.kind, named, "memory.")
         state.memory.rows = map_tensors(lambda t: t.to(device), rows)
     state.round = facts["round"]
     state.totals = facts["totals"]

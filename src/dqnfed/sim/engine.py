@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.cohort import CohortRunner, vectorised
 from dqnfed.sim.feed import Feed, sampled_clients
-from dqnfed.sim.journal import Journal
+from dqnfed.sim.journal import Journal, described_clients
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.state import Evaluation, Record, Setup, State
@@ -81,7 +81,7 @@ def run(
         policy,
         Feed(federation, problem, prepared, seed),
     )
-    settings = dict(config) if config is not None else plain_config(setup)
+    settings = dict(config) if config is not None else plain_config(setup, participation)
     return played(setup, settings, out=out, checkpoint_seconds=checkpoint_seconds, observers=observers, resume=resume)
 
 
@@ -108,7 +108,7 @@ def played(
         journal.reopen(state.round)
         logger.info("resuming after round %d", state.round - 1)
     else:
-        journal.open(settings, setup.federation, setup.problem)
+        journal.open(settings, described_clients(setup), setup.problem)
         journal.add(*start_record(setup, state))
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
@@ -304,6 +304,8 @@ def interrupt_flag() -> Iterator[threading.Event]:
 
 def _save(folder: RunFolder, setup: Setup, state: State) -> None:
     folder.settle()
+    if setup.evaluation.metrics == "aggregate-only":
+        state = replace(state, losses=torch.full_like(state.losses, torch.nan))
     save_checkpoint(folder.path / "checkpoint", state, _identity(setup))
 
 
@@ -339,13 +341,13 @@ def _global_model(setup: Setup, state: State) -> Tensor:
     return next(iter(setup.algorithm.evaluated(state.server, None).values()))
 
 
-def plain_config(setup: Setup) -> dict[str, Any]:
+def plain_config(setup: Setup, participation: float) -> dict[str, Any]:
     """Return the settings of a run that no config file describes."""
     algorithm = {k: v for k, v in asdict(setup.algorithm).items() if v is not None}
     return {
         "name": "run",
         "algorithm": {"name": type(setup.algorithm).__name__, **algorithm},
-        "train": {"rounds": setup.rounds, "participation": setup.cohort_size / setup.federation.n_clients},
+        "train": {"rounds": setup.rounds, "participation": participation},
         "eval": asdict(setup.evaluation),
         "policy": {k: v for k, v in asdict(setup.policy).items() if v is not None},
         "run": {"seed": setup.seed},

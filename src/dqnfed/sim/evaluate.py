@@ -20,6 +20,12 @@ class Judged(NamedTuple):
     loss: Tensor  # [K] mean loss, host float64
     score: Tensor | None  # [K] the problem's score, host float64
 
+    @property
+    def scores(self) -> Tensor:
+        """The scores, where they were asked for."""
+        assert self.score is not None
+        return self.score
+
 
 @torch.no_grad()
 def judge(problem: Problem, theta: Tensor, examples: Examples, clients: Tensor, *, with_score: bool = True) -> Judged:

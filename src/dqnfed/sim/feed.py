@@ -26,9 +26,16 @@ class Feed:
     def __init__(self, federation: Federation, problem: Problem, algorithm: AnyAlgorithm, seed: int) -> None:
         self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
         self._last: tuple[list[int], tuple[Tensor, Tensor, Tensor]] | None = None
+        self._drawn: tuple[tuple[list[int], int], Task] | None = None
 
     def tasks(self, clients: Tensor, round: int) -> Task:
-        """Return the clients' tasks, stacked and padded to the largest."""
+        """Return the clients' tasks, stacked and padded to the largest; every phase of a round gets the same."""
+        key = (clients.tolist(), round)
+        if self._drawn is None or self._drawn[0] != key:
+            self._drawn = (key, self._task(clients, round))
+        return self._drawn[1]
+
+    def _task(self, clients: Tensor, round: int) -> Task:
         algorithm, theta0 = self._algorithm, self._problem.theta0
         inputs, targets, mask = self._examples(clients)
         return Task(

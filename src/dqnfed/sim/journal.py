@@ -7,10 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.run_folder import ClientRow, RunFolder, environment
-from dqnfed.sim.state import Record
+from dqnfed.sim.state import Record, Setup
 
 
 class Journal:
@@ -23,9 +22,9 @@ class Journal:
         self.clients: list[dict[str, Any]] = []
         self.environment: dict[str, Any] = {}
 
-    def open(self, settings: Mapping[str, Any], federation: Federation, problem: Problem) -> None:
+    def open(self, settings: Mapping[str, Any], clients: list[dict[str, Any]], problem: Problem) -> None:
         """Begin a new run."""
-        self.clients = described_clients(federation)
+        self.clients = clients
         self.environment = environment(" ".join(sys.argv), str(problem.theta0.device))
         if self.folder is not None:
             self.folder.begin(settings, self.clients, self.environment, self.columns)
@@ -51,9 +50,10 @@ class Journal:
         return self.rows if self.folder is None else self.folder.client_table()[1]
 
 
-def described_clients(federation: Federation) -> list[dict[str, Any]]:
-    """Return who the clients are: name, sizes, label mix, group."""
-    labels = federation.label_counts()
+def described_clients(setup: Setup) -> list[dict[str, Any]]:
+    """Return who the clients are: name, sizes, group and, unless only aggregates may be written, label mix."""
+    federation = setup.federation
+    labels = federation.label_counts() if setup.evaluation.metrics == "per-client" else None
     described: list[dict[str, Any]] = []
     for c, name in enumerate(federation.names):
         described.append(

@@ -16,8 +16,11 @@ from dqnfed.core.tensors import concatenated, gather, map_tensors, n_rows, row, 
 class MemoryStore:
     """The stacked memories of all clients seen so far, and which row is whose."""
 
-    def __init__(self, algorithm: AnyAlgorithm, problem: Problem, n_clients: int) -> None:
+    def __init__(
+        self, algorithm: AnyAlgorithm, problem: Problem, n_clients: int, kind: type[Any] | None = None
+    ) -> None:
         self._algorithm, self._problem = algorithm, problem
+        self.kind: type[Any] = kind or algorithm.Memory  # of a row
         self.row_of = torch.full((n_clients,), -1)
         self.rows: Any = None
         self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)

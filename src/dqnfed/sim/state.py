@@ -11,6 +11,7 @@ from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.screening import Policy
+from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.cohort import CohortRunner
 from dqnfed.sim.feed import Feed
 from dqnfed.sim.memory import MemoryStore
@@ -25,10 +26,12 @@ class Evaluation:
     every: int = 1  # rounds between evaluations of all clients; the last round is always evaluated
     participants: bool = True  # every participant's training loss before and after each round (rho needs it)
     part: str = "test"  # train | validation | test: the examples that the score is taken on
+    metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
 
     def __post_init__(self) -> None:
         check_range(self, "every", low=1)
         check_choice(self, "part", ("train", "validation", "test"))
+        check_choice(self, "metrics", ("per-client", "aggregate-only"))
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Setup:
     evaluation: Evaluation
     policy: Policy
     feed: Feed
+    clients: Clients = field(default_factory=LocalClients)
 
 
 @dataclass

@@ -1,0 +1,89 @@
+"""Where the clients are: here, with their data in this process. Elsewhere they are asked by messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dqnfed.core.tensors import row
+from dqnfed.sim.evaluate import judge, judge_personal
+from dqnfed.sim.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from dqnfed.sim.state import Setup, State
+
+
+class Answers(NamedTuple):
+    """What a cohort answered in one phase."""
+
+    clients: Tensor  # [K] who answered, ascending
+    updates: Any  # stacked; None if nobody did
+    memory: Any  # stacked: what the store keeps for those whose answers are used
+    missing: list[tuple[int, str]]  # clients without an answer, and why
+
+
+class Judgement(NamedTuple):
+    """What clients measured at the present model."""
+
+    clients: Tensor  # [K] who answered, ascending
+    losses: Tensor  # [K] training losses, host float64
+    scores: dict[str, Tensor]  # [K] by model name, the primary model first; empty if nobody asked
+
+
+class Clients(Protocol):
+    """The engine's only way to the clients."""
+
+    @property
+    def memory_kind(self) -> type[Any] | None:
+        """What the store keeps for a client; None: the method's own memory."""
+
+    def answers(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        """Return the clients' answers to what was sent in this phase of the round."""
+
+    def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
+        """Return the clients' training losses at the present model, and their scores."""
+
+    def model_names(self, setup: Setup) -> list[str]:
+        """Return the names of the models that the method wants judged, the primary one first."""
+
+
+@dataclass(frozen=True)
+class LocalClients:
+    """All clients and their data in this process; every one of them answers."""
+
+    memory_kind: type[Any] | None = None
+
+    def answers(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        tasks = setup.feed.tasks(clients, state.round)
+        memory = state.memory.get(clients, tasks)
+        return Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
+
+    def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
+        losses = judge(setup.problem, state.server.theta, setup.federation.train, clients, with_score=False).loss
+        return Judgement(clients, losses, self._scores(setup, state, clients) if with_scores else {})
+
+    def model_names(self, setup: Setup) -> list[str]:
+        server = setup.algorithm.init_server(setup.problem, setup.federation.n_clients)
+        if not setup.algorithm.is_personal:
+            return list(setup.algorithm.evaluated(server, None))
+        first = torch.arange(1)
+        memory = MemoryStore(setup.algorithm, setup.problem, 1).get(first, setup.feed.tasks(first, 0))
+        return list(setup.algorithm.evaluated(server, row(memory, 0)))
+
+    def _scores(self, setup: Setup, state: State, clients: Tensor) -> dict[str, Tensor]:
+        algorithm, problem = setup.algorithm, setup.problem
+        examples = setup.federation.examples(setup.evaluation.part)  # type: ignore[arg-type]
+        if not algorithm.is_personal:
+            models = algorithm.evaluated(state.server, None)
+            return {name: judge(problem, theta, examples, clients).scores for name, theta in models.items()}
+        scores: dict[str, list[Tensor]] = {}
+        for c in clients.split(16):
+            memory = state.memory.get(c, setup.feed.tasks(c, state.round))
+            models = vmap(lambda kept: algorithm.evaluated(state.server, kept))(memory)
+            for name, thetas in models.items():
+                scores.setdefault(name, []).append(judge_personal(problem, thetas, examples, c).scores)
+        return {name: torch.cat(parts) for name, parts in scores.items()}
