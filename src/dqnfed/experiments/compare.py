@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dqnfed.algorithms import REGISTRY
 from dqnfed.core.run_folder import RunFolder
-from dqnfed.experiments.config import Config, ConfigError, nearest
-from dqnfed.experiments.experiment import build_algorithm, problem_kind, run_experiment, suitable_algorithms
+from dqnfed.experiments.config import Config, ConfigError
+from dqnfed.experiments.experiment import (
+    build_algorithm,
+    method_named,
+    problem_kind,
+    run_experiment,
+    suitable_algorithms,
+)
 
 logger = logging.getLogger("dqnfed")
 ObserverFactory = Callable[[str], Sequence[Any]]
@@ -22,10 +27,7 @@ def chosen_algorithms(config: Config, named: Sequence[str], *, everything: bool)
         return suitable_algorithms(problem_kind(config))
     names = list(dict.fromkeys(named or config.compare.algorithms))
     for name in names:
-        if name not in REGISTRY:
-            raise ConfigError(
-                f"there is no method '{name}'{nearest(name, list(REGISTRY))}; see `dqnfed list algorithms`."
-            )
+        method_named(name)
     return names
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dqnfed.algorithms import REGISTRY
+from dqnfed.algorithms import OPTIONAL, REGISTRY
 from dqnfed.core.algorithm import Algorithm, AnyAlgorithm, hyperparameters
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
@@ -48,12 +48,19 @@ def build_experiment(config: Config) -> Experiment:
     return Experiment(config, algorithm, problem.to(device), federation.to(device), problem_kind(config))
 
 
+def method_named(name: str) -> type[AnyAlgorithm]:
+    """Return the class of a registered method, or say which name or which extra is meant."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    if name in OPTIONAL:
+        raise ConfigError(f"the method '{name}' needs an extra: pip install 'dqnfed[{OPTIONAL[name]}]'.")
+    raise ConfigError(f"there is no method '{name}'{nearest(name, list(REGISTRY))}; see `dqnfed list algorithms`.")
+
+
 def build_algorithm(config: Config) -> AnyAlgorithm:
     """Return the method with the config's hyper-parameters and local work."""
     name = config.algorithm.name
-    if name not in REGISTRY:
-        raise ConfigError(f"there is no method '{name}'{nearest(name, list(REGISTRY))}; see `dqnfed list algorithms`.")
-    kind = REGISTRY[name]
+    kind = method_named(name)
     shared = [f.name for f in fields(Algorithm)]
     local: dict[str, Any] = {key: getattr(config.train, key) for key in shared}
     if local["batch_size"] == "full":

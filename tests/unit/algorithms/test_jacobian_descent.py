@@ -14,6 +14,7 @@ from torch import Tensor
 from dqnfed.algorithms import OPTIONAL, REGISTRY
 from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate
 from dqnfed.algorithms.jacobian_descent import JD_METHODS, JacobianDescent, JDCAGrad, JDDualProj, JDUPGrad
+from dqnfed.experiments.experiment import method_named
 from tests.helpers.baselines import GRADIENTS, bowl_problem, bowls, cohort_of
 from tests.helpers.play import play
 from tests.helpers.rows import gaussian_rows
@@ -96,3 +97,9 @@ def test_bad_settings_are_refused() -> None:
         JDCAGrad(c=-1.0)
     with pytest.raises(ValueError, match=r"JDUPGrad: `server_lr` must be in \(0, inf\), but is 0.0"):
         JDUPGrad(server_lr=0.0)
+
+
+def test_asking_for_one_by_name_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(REGISTRY, "jd-upgrad", raising=False)
+    with pytest.raises(ValueError, match=r"the method 'jd-upgrad' needs an extra: pip install 'dqnfed\[torchjd\]'"):
+        method_named("jd-upgrad")
