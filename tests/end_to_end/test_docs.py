@@ -14,8 +14,9 @@ import pytest
 from tests.helpers.pages import Block, blocks_of
 from tests.helpers.repository import ROOT
 
-PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.is_file()]
-LEFT_OUT = [block for page in PAGES for block in blocks_of(page) if block.reason_not_executed]
+BLOCKS = {page: blocks_of(page) for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
+PAGES = [page for page, blocks in BLOCKS.items() if any(b.is_executed_python or b.is_executed_command for b in blocks)]
+LEFT_OUT = [block for blocks in BLOCKS.values() for block in blocks if block.reason_not_executed]
 
 
 def name_of(page: Path) -> str:
@@ -46,7 +47,7 @@ def run_commands(block: Block, folder: Path) -> None:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__page__"}
-    for block in blocks_of(page):
+    for block in BLOCKS[page]:
         if block.is_executed_python:
             run_python(block, namespace)
         elif block.is_executed_command:
