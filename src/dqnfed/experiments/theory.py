@@ -45,15 +45,15 @@ class Quadratic:
 
     def loss(self, theta: Tensor) -> Tensor:
         away = theta - self.centre
-        half: Tensor = 0.5 * torch.dot(away, self.H @ away)
-        return half
+        return torch.dot(away, self.H @ away).mul(0.5)
 
     def gradient(self, theta: Tensor) -> Tensor:
-        return self.H @ (theta - self.centre)
+        return torch.mv(self.H, theta - self.centre)
 
     def rate(self, theta: Tensor) -> Tensor:
         """Return g'H^-1 g, the rate that the paper wants its BFGS matrices to give."""
-        return self.gradient(theta) @ torch.linalg.solve(self.H, self.gradient(theta))
+        slope = self.gradient(theta)
+        return torch.dot(slope, torch.linalg.solve(self.H, slope))
 
 
 def check_theorems() -> list[Finding]:

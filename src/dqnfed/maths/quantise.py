@@ -21,7 +21,7 @@ def quantised(v: Tensor, uniform: Tensor, *, bits: int) -> Quantised:
     top = 2**bits - 1
     radius = v.abs().amax(-1)
     width = 2.0 * radius / top
-    place = (v + radius) / torch.where(width > 0, width, torch.ones_like(width))
+    place = (v + radius.unsqueeze(-1)) / torch.where(width > 0, width, torch.ones_like(width)).unsqueeze(-1)
     levels = torch.floor(place + uniform).clamp(0, top)
     return Quantised(levels.to(torch.int32), radius)
 
