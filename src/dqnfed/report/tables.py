@@ -28,7 +28,7 @@ class Cell(NamedTuple):
     mean: float  # NaN when no seed has it
     std: float  # sample standard deviation over seeds; NaN for a single seed
     n_seeds: int
-    place: int  # 1 best, 2 second best, 0 otherwise; equal printed values share a place
+    place: int  # 1 best, 2 second best, 0 otherwise
 
     def text(self, measure: Measure, *, tight: bool = False) -> str:
         """Return the cell as printed: mean ± std over seeds; `tight` leaves out the spaces."""
@@ -91,12 +91,16 @@ def values_of(run: Run, *, weighted: bool = False) -> dict[str, float]:
 
 
 def places(cells: Sequence[Cell], measure: Measure) -> list[Cell]:
-    """Return the cells with the best printed value at place 1 and the next at place 2; a single method has no place."""
+    """Return the cells with their places by printed value: several may share the best, and then there is no second.
+
+    A single method has no place.
+    """
     printed = [round(cell.mean, measure.decimals) if math.isfinite(cell.mean) else None for cell in cells]
     ranked = sorted({value for value in printed if value is not None}, reverse=measure.higher_is_better)
     if len([value for value in printed if value is not None]) < 2:
         return list(cells)
-    place = {value: i for i, value in enumerate(ranked[:2], start=1)}
+    n_best = printed.count(ranked[0])
+    place = {value: i for i, value in enumerate(ranked[: 2 if n_best == 1 else 1], start=1)}
     return [
         cell._replace(place=0 if value is None else place.get(value, 0))
         for cell, value in zip(cells, printed, strict=True)

@@ -102,7 +102,8 @@ def test_improved_is_the_mean_of_rho(runs: Path) -> None:
     [
         ("mean", [1.0, 3.0, 2.0], [0, 1, 2]),
         ("std", [1.0, 3.0, 2.0], [1, 0, 2]),
-        ("mean", [1.0, 1.001, 0.5], [1, 1, 2]),  # equal as printed
+        ("mean", [1.0, 1.001, 0.5], [1, 1, 0]),  # equal as printed: both best, no second
+        ("mean", [3.0, 1.0, 1.0], [1, 2, 2]),
         ("mean", [math.nan, 2.0, 1.0], [0, 1, 2]),
         ("mean", [5.0], [0]),
         ("mean", [math.nan, 5.0], [0, 0]),
