@@ -135,22 +135,110 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", help="The page; default: report.html in the first folder.")
     ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="latex|markdown|csv", help="Print a table for a paper instead.")
+    ] = None,
+    weighted: Annotated[bool, typer.Option("--weighted", help="Weight clients by their examples in --table.")] = False,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Also write figures as PNG, SVG and PDF.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write one self-contained HTML page about the runs and print the fairness table.
 
-    Example:  dqnfed report runs/digits-20260101-120000
+    Examples:  dqnfed report runs/demo  |  dqnfed report runs/demo --table latex  |  dqnfed report a b --figures figs
     """
+    from dqnfed.report.figures import write_figures
     from dqnfed.report.page import write_report
+    from dqnfed.report.table_formats import table_text
     from dqnfed.report.tables import fairness_table
 
     missing = [str(path) for path in runs if not path.is_dir()]
     if missing:
         raise FileNotFoundError(f"there is no folder {', '.join(missing)}.")
-    console.print(fairness_table(runs))
-    page = write_report(runs, out or runs[0] / "report.html")
-    if not quiet:
-        console.print(f"report: {page}")
+    if table is not None:
+        typer.echo(table_text(runs, table, weighted=weighted))
+    else:
+        console.print(fairness_table(runs))
+        page = write_report(runs, out or runs[0] / "report.html")
+        if not quiet:
+            console.print(f"report: {page}")
+    if figures is not None:
+        for path in write_figures(runs, figures):
+            if not quiet:
+                errors.print(f"figure: {path}")
+
+
+@app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    host: Annotated[str, typer.Option("--host", help="Other addresses than loopback let others look.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0: any free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Show the report of runs in progress, live, at a local address with a token.
+
+    Example:  dqnfed watch runs/digits-20260101-120000
+    """
+    from dqnfed.report.watch import watch as serve
+
+    serve(
+        runs, host=host, port=port, open_browser=open_browser, announce=lambda text: console.print(text, soft_wrap=True)
+    )
+
+
+@app.command()
+def convex(
+    problem: Annotated[str, typer.Argument(metavar="a1a|a9a|w8a|phishing|mushrooms|synthetic")] = "synthetic",
+    algorithms: Annotated[str | None, typer.Option("--algorithms", help="Names, separated by commas.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every second-order method and DQN-Fed.")] = False,
+    rounds: Rounds = None,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw the gap against rounds and bits there.")
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Count rounds, bits, passes and seconds to a given gap on the convex benchmark of second-order methods.
+
+    Examples:  dqnfed convex a1a --all  |  dqnfed convex --algorithms newton,fednl,dqn-fed --json out.json
+    """
+    from dqnfed.experiments.convex import chosen, text_table, traced, write_json
+    from dqnfed.experiments.convex_problems import convex_problem
+    from dqnfed.report.gaps import draw_gaps
+
+    names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
+    if not names and not everything:
+        names = ["newton", "fednl", "fednew", "giant", "dqn-fed", "fedavg[gd]"]
+    benchmark = convex_problem(problem, data_dir)
+    entries = chosen(benchmark, names, rounds)
+    traces = []
+    with errors.status("") as status:
+        for i, (name, entry) in enumerate(entries.items()):
+            if not quiet:
+                status.update(f"[{i + 1}/{len(entries)}] {escape(name)} on {problem}")
+            traces.append(traced(benchmark, name, entry, seed=seed))
+    typer.echo(text_table(traces))
+    if as_json is not None:
+        write_json(traces, as_json)
+    if picture is not None:
+        draw_gaps({trace.algorithm: (trace.gaps, trace.bits) for trace in traces}, picture)
+
+
+@app.command()
+def theory() -> None:
+    """Check every theorem of the paper: its assumption, what was measured, whether it holds for the algorithm.
+
+    Example:  dqnfed theory
+    """
+    from dqnfed.experiments.theory import check_theorems, text_table
+
+    findings = check_theorems()
+    typer.echo(text_table(findings))
+    if not all(finding.as_documented for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command("list")
