@@ -33,6 +33,7 @@ from dqnfed.maths.symmetric import positive_solution
 logger = logging.getLogger("dqnfed")
 RIDGE = 1e-3
 MAX_NEWTON_STEPS = 60
+RESOLVED = 1e-13  # a Newton decrement that the rounding of a loss still shows
 
 
 class Split(NamedTuple):
@@ -200,14 +201,12 @@ def weighted_minimiser(
         gradients, hessians = vmap(slope_and_bend)(tasks)
         gradient = w @ gradients
         step = positive_solution(torch.einsum("k,kij->ij", w, hessians), gradient)
+        decrement = float(gradient @ step)
         length, trial = 1.0, w @ client_losses(problem, federation, theta - step)
-        while trial > loss and length > 1e-10:
+        while decrement > RESOLVED and trial > loss and length > 1e-10:  # below, losses cannot tell two steps apart
             length /= 2.0
             trial = w @ client_losses(problem, federation, theta - length * step)
-        decrement = float(gradient @ step)
-        if not trial < loss and decrement < 1e-20:
-            break
-        theta, loss = theta - length * step, torch.minimum(trial, loss)
+        theta, loss = theta - length * step, trial
         if decrement < 1e-28:
             break
     return theta

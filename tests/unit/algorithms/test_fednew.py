@@ -1,0 +1,93 @@
+"""FedNew and Q-FedNew: ADMM identities, limits and fixed points."""
+
+import pytest
+import torch
+
+from dqnfed.algorithms.distributed_newton import DistributedNewton
+from dqnfed.algorithms.fednew import FedNew
+from dqnfed.algorithms.q_fednew import QFedNew
+from tests.helpers.convex import gradients, hessians, least_squares, logistic, played
+
+
+def test_duals_sum_to_zero() -> None:
+    for memory in played(FedNew(), logistic(), 10).memories[1:]:
+        assert float(memory.dual.sum(0).abs().max()) <= 1e-12
+
+
+def test_many_passes_at_one_point_give_the_damped_newton_step() -> None:
+    """One ADMM pass a round; with the curvature frozen and a linear slope the passes add up on a quadratic."""
+    convex = least_squares()
+    theta = convex.problem.theta0
+    g, H = gradients(convex, theta), hessians(convex, theta)
+    rho, alpha = 0.5, 0.2
+    eye = torch.eye(len(theta), dtype=torch.float64)
+    dual, y = torch.zeros_like(g), torch.zeros_like(theta)
+    for _ in range(3000):
+        own = torch.linalg.solve(H + (alpha + rho) * eye, g - dual + rho * y)
+        y = own.mean(0)
+        dual = dual + rho * (own - y)
+    torch.testing.assert_close(y, torch.linalg.solve(H.mean(0) + alpha * eye, g.mean(0)), rtol=1e-9, atol=1e-10)
+
+
+def test_rounds_follow_the_admm_recursion() -> None:
+    convex = logistic()
+    run = played(FedNew(rho=0.3, alpha=0.05), convex, 4)
+    eye = torch.eye(convex.problem.n_parameters, dtype=torch.float64)
+    theta, y = convex.problem.theta0, torch.zeros_like(convex.problem.theta0)
+    dual = torch.zeros(4, len(theta), dtype=torch.float64)
+    for t in range(4):
+        H, g = hessians(convex, theta), gradients(convex, theta)
+        own = torch.linalg.solve(H + 0.35 * eye, g - dual + 0.3 * y)
+        y = own.mean(0)
+        theta, dual = theta - y, dual + 0.3 * (own - y)
+        torch.testing.assert_close(run.thetas[t + 1], theta, rtol=1e-9, atol=1e-10)
+
+
+def test_one_client_has_no_dual() -> None:
+    convex = logistic(n_clients=1)
+    run = played(FedNew(), convex, 5)
+    assert float(run.memories[-1].dual.abs().max()) == 0.0
+
+
+def test_small_rho_starts_with_the_biased_distributed_newton_step() -> None:
+    convex = logistic()
+    step = played(FedNew(rho=1e-9, alpha=0.0), convex, 1).thetas[1]
+    torch.testing.assert_close(step, played(DistributedNewton(), convex, 1).thetas[1], rtol=1e-6, atol=1e-7)
+
+
+def test_large_rho_is_a_gradient_step_on_the_inner_quadratic() -> None:
+    convex, rho = logistic(), 1e4
+    step = -played(FedNew(rho=rho, alpha=0.0), convex, 1).thetas[1]
+    expected = gradients(convex, convex.problem.theta0).mean(0) / rho
+    assert float((step - expected).norm()) <= 1e-2 * float(expected.norm())  # the rest is of order 1 / rho^2
+
+
+def test_fixed_point_is_the_optimum_with_duals_equal_to_gradients() -> None:
+    convex = logistic()
+    run = played(FedNew(rho=0.1, alpha=0.01), convex, 400)
+    torch.testing.assert_close(run.thetas[-1], convex.theta_best, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(run.memories[-1].dual, gradients(convex, convex.theta_best), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(("refresh", "renewals"), [(1, 6), (3, 2), (0, 1)])
+def test_hessians_are_renewed_as_often_as_told(refresh: int, renewals: int) -> None:
+    algorithm = FedNew(refresh=refresh)
+    run = played(algorithm, logistic(), 6)
+    kinds = [type(algorithm.send(server)).__name__ for server in run.servers[:6]]
+    assert kinds.count("Fresh") == renewals
+
+
+def test_quantised_with_many_bits_is_fednew() -> None:
+    convex = logistic()
+    exact, rounded = played(FedNew(), convex, 30).thetas[-1], played(QFedNew(bits=24), convex, 30).thetas[-1]
+    assert float((exact - rounded).norm()) <= 1e-5 * float(exact.norm())
+
+
+def test_quantised_reaches_the_optimum_and_counts_its_bits() -> None:
+    convex = logistic()
+    run = played(QFedNew(), convex, 400)
+    torch.testing.assert_close(run.thetas[-1], convex.theta_best, rtol=1e-6, atol=1e-7)
+    bits_of_four_clients = 4 * (3 * convex.problem.n_parameters + 64)
+    assert run.records[0]["bytes_up"] == bits_of_four_clients // 8
+    server, memory = run.servers[-1], run.memories[-1]
+    torch.testing.assert_close(server.sent_steps, memory.sent_step)  # both ends know the same vector

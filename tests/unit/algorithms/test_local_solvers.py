@@ -1,0 +1,191 @@
+"""DistributedNewton, GIANT, LocalNewton, SHED, FedNS and DiSCO: what they are equal to, and where."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from dqnfed.algorithms.disco import DiSCO
+from dqnfed.algorithms.distributed_newton import DistributedNewton, DistributedNewtonUpdate
+from dqnfed.algorithms.fedns import FedNS
+from dqnfed.algorithms.giant import GIANT
+from dqnfed.algorithms.local_newton import LocalNewton
+from dqnfed.algorithms.newton import Newton
+from dqnfed.algorithms.shed import SHED, is_renewal
+from dqnfed.core.algorithm import Cohort
+from dqnfed.experiments.convex_problems import client_losses, weighted_minimiser
+from tests.helpers.convex import (
+    gradients,
+    hessians,
+    identical_logistic,
+    least_squares,
+    logistic,
+    newton_step,
+    played,
+)
+
+
+@pytest.mark.parametrize("algorithm", [DistributedNewton(), LocalNewton(line_search=False)])
+def test_identical_clients_make_it_newton(algorithm: DistributedNewton | LocalNewton) -> None:
+    convex = identical_logistic()
+    found, expected = played(algorithm, convex, 3).thetas[-1], played(Newton(), convex, 3).thetas[-1]
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_giant_with_identical_clients_takes_newtons_direction() -> None:
+    convex = identical_logistic()
+    start = convex.problem.theta0
+    moved = start - played(GIANT(), convex, 1).thetas[1]
+    step = newton_step(convex, start)
+    torch.testing.assert_close(moved / moved.norm(), step / step.norm(), rtol=1e-8, atol=1e-9)
+
+
+def test_giant_on_equal_quadratics_takes_one_round() -> None:
+    convex = least_squares(identical=True)
+    torch.testing.assert_close(played(GIANT(), convex, 1).thetas[1], convex.theta_best, rtol=1e-9, atol=1e-9)
+
+
+def test_giant_by_conjugate_gradients_with_enough_steps_is_exact() -> None:
+    convex = logistic()
+    exact, inexact = played(GIANT(), convex, 3).thetas[-1], played(GIANT(cg_steps=20), convex, 3).thetas[-1]
+    torch.testing.assert_close(exact, inexact, rtol=1e-7, atol=1e-8)
+
+
+def test_giant_goes_down_and_is_as_near_newton_as_the_inverses_are() -> None:
+    convex = logistic()
+    theta = played(Newton(), convex, 1).thetas[1]
+    g, H = gradients(convex, theta).mean(0), hessians(convex, theta)
+    inverses, inverse = torch.linalg.inv(H), torch.linalg.inv(H.mean(0))
+    p = inverses.mean(0) @ g
+    assert float(p @ g) > 0
+    worst = max(float(torch.linalg.matrix_norm(one - inverse, 2)) for one in inverses)
+    assert float((p - inverse @ g).norm()) <= worst * float(g.norm())
+    losses = [client_losses(convex.problem, convex.federation, t).mean() for t in played(GIANT(), convex, 8).thetas]
+    assert all(after <= before + 1e-14 for before, after in pairwise(losses))
+
+
+def test_trimming_removes_the_longest_steps() -> None:
+    steps = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1e6, 1e6], [-1.0, 1.0]], dtype=torch.float64)
+    cohort = Cohort(torch.arange(4), torch.ones(4), 4, 0)
+    server = DistributedNewton().init_server(logistic(n_features=2).problem, 4)
+    update = DistributedNewtonUpdate(steps)
+    whole = DistributedNewton(trim=0.0).server_step(server, update, cohort).server.theta
+    torch.testing.assert_close(whole, -steps.mean(0))
+    robust = DistributedNewton(trim=0.25).server_step(server, update, cohort).server.theta
+    torch.testing.assert_close(robust, -steps[[0, 1, 3]].mean(0))
+
+
+def test_distributed_newton_stalls_away_from_the_optimum() -> None:
+    convex = logistic()
+    theta = played(DistributedNewton(), convex, 30).thetas[-1]
+    own_steps = torch.linalg.solve(hessians(convex, theta), gradients(convex, theta))
+    assert float(own_steps.mean(0).norm()) <= 1e-10  # its fixed point: the clients' own steps cancel
+    gap = float(client_losses(convex.problem, convex.federation, theta).mean()) - convex.best_loss
+    assert gap > 1e-4
+
+
+def test_local_newton_of_one_unit_step_is_distributed_newton() -> None:
+    convex = logistic()
+    one = played(LocalNewton(line_search=False), convex, 4).thetas[-1]
+    torch.testing.assert_close(one, played(DistributedNewton(), convex, 4).thetas[-1], rtol=1e-12, atol=1e-12)
+
+
+def test_local_newton_steps_on_identical_clients_are_central_newton_steps() -> None:
+    convex = identical_logistic()
+    one = played(LocalNewton(local_steps=3, line_search=False), convex, 1).thetas[1]
+    torch.testing.assert_close(one, played(Newton(), convex, 3).thetas[3], rtol=1e-9, atol=1e-10)
+
+
+def test_many_local_newton_steps_average_the_local_minimisers() -> None:
+    convex = logistic()
+    found = played(LocalNewton(local_steps=12), convex, 1).thetas[1]
+    minimisers = [
+        weighted_minimiser(convex.problem, convex.federation, convex.problem.theta0, weights)
+        for weights in torch.eye(4, dtype=torch.float64)
+    ]
+    torch.testing.assert_close(found, torch.stack(minimisers).mean(0), rtol=1e-6, atol=1e-7)
+
+
+def test_the_bias_of_local_newton_grows_with_its_local_steps() -> None:
+    convex = logistic()
+    gaps = []
+    for steps in (1, 2, 4):
+        theta = played(LocalNewton(local_steps=steps), convex, 30).thetas[-1]
+        gaps.append(float(client_losses(convex.problem, convex.federation, theta).mean()) - convex.best_loss)
+    assert gaps[0] < gaps[1] < gaps[2]
+
+
+def test_shed_renews_at_fibonacci_distances() -> None:
+    assert [t for t in range(100) if is_renewal(t)] == [0, 1, 2, 4, 7, 12, 20, 33, 54, 88]
+
+
+def test_shed_with_all_pairs_at_a_renewal_is_newton() -> None:
+    convex = logistic()
+    run = played(SHED(pairs=6), convex, 1)
+    length = run.records[0]["diagnostics"]["length"]
+    expected = run.thetas[0] - length * newton_step(convex, run.thetas[0])
+    torch.testing.assert_close(run.thetas[1], expected, rtol=1e-9, atol=1e-10)
+
+
+def test_shed_with_one_pair_uses_the_second_eigenvalue_for_the_rest_and_dominates() -> None:
+    convex = logistic()
+    run = played(SHED(pairs=1), convex, 1)
+    server = run.servers[1]
+    H = hessians(convex, run.thetas[0])
+    values, vectors = torch.linalg.eigh(H)
+    torch.testing.assert_close(server.values[:, 0], values[:, -1])
+    rest = values[:, -2]
+    models = (values[:, -1] - rest)[:, None, None] * vectors[:, :, -1:] @ vectors[:, :, -1:].transpose(1, 2)
+    models = models + rest[:, None, None] * torch.eye(6, dtype=torch.float64)
+    assert float(torch.linalg.eigvalsh(models - H).min()) >= -1e-12
+    step = torch.linalg.solve(models.mean(0), gradients(convex, run.thetas[0]).mean(0))
+    length = run.records[0]["diagnostics"]["length"]
+    torch.testing.assert_close(run.thetas[1], run.thetas[0] - length * step, rtol=1e-9, atol=1e-10)
+
+
+def test_shed_sends_every_pair_once_in_a_cycle() -> None:
+    convex = logistic()
+    run = played(SHED(pairs=2), convex, 12)
+    n, n_clients = convex.problem.n_parameters, convex.federation.n_clients
+    cycle = run.records[7:12]  # a renewal at 7, the next at 12
+    trials = [int(record["diagnostics"]["trials"]) for record in cycle]
+    floats = [record["bytes_up"] / 8 / n_clients - (n + 2) - trial for record, trial in zip(cycle, trials, strict=True)]
+    assert floats == [2 * (n + 1), 2 * (n + 1), 2 * (n + 1), 0, 0]
+
+
+def test_shed_solves_least_squares_with_all_pairs_in_one_step() -> None:
+    convex = least_squares()
+    torch.testing.assert_close(played(SHED(pairs=6), convex, 1).thetas[1], convex.theta_best, rtol=1e-9, atol=1e-9)
+
+
+def test_fedns_with_many_rows_is_newton_and_unbiased() -> None:
+    convex = logistic()
+    theta = played(FedNS(rows=20_000), convex, 1).thetas[1]
+    step = newton_step(convex, convex.problem.theta0)
+    assert float((theta + step).norm()) <= 0.1 * float(step.norm())  # relative error of order sqrt(n / rows)
+
+
+def test_fedns_draws_a_fresh_sketch_each_round_and_counts_it() -> None:
+    convex = logistic()
+    run = played(FedNS(rows=3), convex, 2)
+    n = convex.problem.n_parameters
+    trials = int(run.records[0]["diagnostics"]["trials"])
+    assert run.records[0]["bytes_up"] == 4 * 8 * (n + 1 + 3 * n + trials)
+    assert FedNS(rows=3).prepare(convex.problem, 4, 4).damping == convex.problem.ridge
+
+
+def test_disco_damps_far_away_and_not_near_the_optimum() -> None:
+    convex = logistic()
+    run = played(DiSCO(rtol=1e-10), convex, 8)
+    step = newton_step(convex, run.thetas[0])
+    decrement = float((step @ hessians(convex, run.thetas[0]).mean(0) @ step).sqrt())
+    torch.testing.assert_close(run.thetas[1], run.thetas[0] - step / (1 + decrement), rtol=1e-8, atol=1e-9)
+    assert run.records[0]["diagnostics"]["decrement"] == pytest.approx(decrement, rel=1e-8)
+    assert run.records[-1]["diagnostics"]["decrement"] < 1e-4
+    torch.testing.assert_close(run.thetas[-1], convex.theta_best, rtol=1e-6, atol=1e-7)
+
+
+def test_disco_needs_no_more_products_than_dimensions() -> None:
+    convex = logistic()
+    products = [r["diagnostics"]["products"] for r in played(DiSCO(rtol=1e-8), convex, 4).records]
+    assert max(products) <= convex.problem.n_parameters
