@@ -42,24 +42,46 @@ Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to t
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="See `dqnfed list presets`.")],
+    experiment: Annotated[
+        str | None, typer.Argument(metavar="[PRESET|FILE.toml]", help="See `dqnfed list presets`.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="See `dqnfed list algorithms`.")] = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0)] = None,
     change: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Your own table: CSV, Parquet or NPZ.")] = None,
+    client: Annotated[str | None, typer.Option("--client", help="Its column that says who holds a row.")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Its column that is to be learnt.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Its column of declared groups of clients.")] = None,
+    drop: Annotated[str, typer.Option("--drop", help="Its columns to leave out, separated by commas.")] = "",
+    task: Annotated[str, typer.Option("--task", metavar="auto|classification|regression")] = "auto",
+    score: Annotated[
+        str | None, typer.Option("--score", metavar="accuracy|auc|f1|loss", help="What fairness is measured on.")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", metavar="mlp|linear", help="For --data.")] = "mlp",
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train one method on one experiment.
+    """Train one method on one experiment, or on your own table.
 
     Examples:  dqnfed run digits  |  dqnfed run digits -a fedavg --set train.lr=0.3  |  dqnfed run my.toml --seed 3
+    |  dqnfed run --data clinics.csv --client hospital --label outcome --model mlp
     """
     from dqnfed.experiments.experiment import run_experiment
 
-    config = _config(experiment, algorithm, rounds, seed, change, data_dir)
+    if data is not None:
+        config = _own_config(
+            data, client, label, group, drop, task, score, model, experiment, algorithm, rounds, seed, change
+        )
+        _print_notes(config, quiet)
+    elif experiment is None:
+        raise ValueError("name an experiment (`dqnfed list presets` shows them) or your own table with --data.")
+    else:
+        changes = [*(change or []), *([f"eval.score={score}"] if score else [])]
+        config = _config(experiment, algorithm, rounds, seed, changes, data_dir)
     if dry_run:
         _print_estimate(config)
         return
@@ -241,6 +263,155 @@ def theory() -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def sweep(
+    experiment: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    algorithms: Annotated[str | None, typer.Option("--algorithms", help="Names, separated by commas.")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4).")] = "0",
+    grid: Annotated[str, typer.Option("--grid", metavar="paper|FILE.toml", help="What is tried.")] = "paper",
+    sampler: Annotated[str, typer.Option("--sampler", metavar="grid|tpe")] = "grid",
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Of TPE, for each method.")] = 20,
+    select: Annotated[
+        str, typer.Option("--select", metavar="mean|worst10|worst5|min", help="Of the clients' validation scores.")
+    ] = "mean",
+    storage: Annotated[
+        str | None, typer.Option("--storage", help="An Optuna URL, shared by several machines; default: SQLite in OUT.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes on this machine.")] = 1,
+    rounds: Rounds = None,
+    change: Changes = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Choose every method's settings on validation data, then compare the methods at their best on test data.
+
+    The same command with the same --out goes on where it was stopped.
+
+    Example:  dqnfed sweep digits --algorithms qffl,term,dqn-fed --seeds 0:5 --grid paper --out runs/sweep
+    """
+    from dqnfed.experiments import compare as comparison
+    from dqnfed.experiments.sweep import checked_plan, chosen_grids, final_runs, search
+    from dqnfed.report.page import write_report
+    from dqnfed.report.tables import fairness_table
+
+    config = _config(experiment, None, rounds, None, change, data_dir)
+    names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
+    plan = checked_plan(
+        config,
+        comparison.chosen_algorithms(config, names, everything=False),
+        comparison.seeds_from(seeds),
+        out or _default_out(f"{config.name}-sweep"),
+        chosen_grids(config, grid),
+        sampler=sampler,
+        n_trials=trials,
+        select=select,
+        storage=storage,
+        jobs=jobs,
+    )
+    with errors.status(f"searching {config.name}: {', '.join(plan.algorithms)}"):
+        found = search(plan)
+    for f in found:
+        best = ", ".join(f"{key} = {value}" for key, value in f.best.items()) or "defaults"
+        score = "" if f.score is None else f" (validation {f.score:.2f})"
+        console.print(f"{f.algorithm}: {escape(best)}{score}")
+    done = final_runs(plan, found, observers=_observers(config, quiet))
+    console.print(fairness_table(done))
+    page = write_report(done, plan.out / "report.html", title=f"{config.name}, every method at its best")
+    if not quiet:
+        console.print(f"report: {page}\nwhole grid: {plan.out / 'sweep.md'}")
+
+
+@app.command()
+def partition(
+    name: Annotated[str, typer.Argument(metavar="DATASET|PRESET")],
+    clients: Annotated[int | None, typer.Option("--clients", min=1)] = None,
+    shards: Annotated[int | None, typer.Option("--shards", min=1, help="Label shards a client.")] = None,
+    dirichlet: Annotated[float | None, typer.Option("--dirichlet", help="beta: small is skewed.")] = None,
+    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Classes a client.")] = None,
+    scheme: Annotated[str | None, typer.Option("--scheme", metavar="iid|natural|label")] = None,
+    test: Annotated[float | None, typer.Option("--test", help="Share of each client's examples.")] = None,
+    validation: Annotated[float | None, typer.Option("--validation", help="Share of each client's examples.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the manifest and the picture.")] = Path("partitions"),
+) -> None:
+    """Deal a dataset out to clients; print sizes and label histograms, save the manifest and a picture.
+
+    Examples:  dqnfed partition cifar10 --dirichlet 0.5 --clients 10  |  dqnfed partition cifar10-setup1 --seed 3
+    """
+    from dqnfed.experiments.data_commands import data_block, dealt_out
+    from dqnfed.report.partition import partition_lines, write_partition_picture
+
+    block = data_block(
+        name,
+        data_dir=data_dir,
+        clients=clients,
+        shards=shards,
+        dirichlet=dirichlet,
+        classes=classes,
+        scheme=scheme,
+        test=test,
+        validation=validation,
+        seed=seed,
+    )
+    dealt = dealt_out(block)
+    typer.echo("\n".join(partition_lines(dealt.manifest.names, dealt.manifest.sizes, dealt.counts)))
+    out.mkdir(parents=True, exist_ok=True)
+    stem = out / f"{name}-{dealt.manifest.scheme}-{seed}"
+    dealt.manifest.save(stem.with_suffix(".safetensors"))
+    typer.echo(f"manifest: {stem}.safetensors, hash {dealt.manifest.hash()[:16]}")
+    if dealt.counts is not None:
+        picture = write_partition_picture(stem.with_suffix(".png"), dealt.counts, dealt.manifest.names, dealt.title)
+        typer.echo(f"picture: {picture}")
+
+
+datasets = typer.Typer(help="Fetch and check datasets.", no_args_is_help=True)
+app.add_typer(datasets, name="data")
+
+
+@datasets.command("fetch")
+def fetch_data(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See `dqnfed list datasets`.")],
+    data_dir: DataDir = None,
+    source: Annotated[str, typer.Option("--from", metavar="official|hub", help="hub: Hugging Face.")] = "official",
+    quiet: Quiet = False,
+) -> None:
+    """Download datasets from their official source: resumed after a cut, checked, unpacked.
+
+    Example:  dqnfed data fetch fashion_mnist mnist --data-dir data
+    """
+    from dqnfed.experiments.data_commands import fetched
+    from dqnfed.experiments.progress import DownloadBars
+
+    for name in names:
+        with DownloadBars(errors, enabled=not quiet and errors.is_terminal) as bars:
+            folder = fetched(name, data_dir, source, bars.update)
+        console.print(f"{name}: {folder}", soft_wrap=True)
+
+
+@datasets.command("verify")
+def verify_data(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See `dqnfed list datasets`.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Check datasets on disk: checksums of what was downloaded, that everything can be read, how many examples.
+
+    Example:  dqnfed data verify fashion_mnist
+    """
+    from dqnfed.data.fetch import verify
+
+    fine = True
+    for name in names:
+        for verdict in verify(name, data_dir):
+            mark = "[green]right[/green]" if verdict.is_right else "[red]wrong[/red]"
+            console.print(f"{mark}  {escape(f'{name}: {verdict.what}: {verdict.detail}')}", soft_wrap=True)
+            fine &= verdict.is_right
+    if not fine:
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_things(
     what: Annotated[str, typer.Argument(metavar="algorithms|presets|datasets")],
@@ -340,6 +511,57 @@ def _config(
         extra.append(f"data.dir={json.dumps(str(data_dir))}")
     config = read_config(experiment, extra)
     return config if algorithm is None else config.with_algorithm(algorithm)
+
+
+def _own_config(
+    data: Path,
+    client: str | None,
+    label: str | None,
+    group: str | None,
+    drop: str,
+    task: str,
+    score: str | None,
+    model: str,
+    experiment: str | None,
+    algorithm: str | None,
+    rounds: int | None,
+    seed: int | None,
+    changes: Sequence[str] | None,
+) -> Any:
+    from dqnfed.experiments.config import read_config
+    from dqnfed.experiments.data_commands import own_config
+
+    if client is None or label is None:
+        raise ValueError(
+            "your own table needs --client and --label: the columns that say whose a row is and what is learnt."
+        )
+    extra = list(changes or [])
+    if rounds is not None:
+        extra.append(f"train.rounds={rounds}")
+    if seed is not None:
+        extra.append(f"run.seed={seed}")
+    config = own_config(
+        data,
+        client=client,
+        label=label,
+        group=group,
+        drop=tuple(part.strip() for part in drop.split(",") if part.strip()),
+        task=task,
+        score=score,
+        model=model,
+        base=read_config(experiment) if experiment else None,
+        changes=tuple(extra),
+    )
+    return config if algorithm is None else config.with_algorithm(algorithm)
+
+
+def _print_notes(config: Any, quiet: bool) -> None:
+    from dqnfed.experiments.data_source import data_source
+
+    own = data_source(config.data, config.run.seed, config.eval.score).own
+    if own is not None and not quiet:
+        for note in own.notes:
+            console.print(escape(note), soft_wrap=True, highlight=False)
 
 
 def _observers(config: Any, quiet: bool) -> Callable[[str], Sequence[Any]]:

@@ -127,7 +127,7 @@ def test_presets_run_on_a_miniature(preset: str, method: str, miniature: Callabl
 @pytest.mark.parametrize("preset", NEEDS_FILES)
 def test_data_stay_bytes_until_the_device(preset: str, miniature: Callable[[str], Path]) -> None:
     config = small(preset, miniature(read_config(preset).data.name))
-    problem, federation = build_problem(config)
+    problem, federation, _ = build_problem(config)
     assert federation.train.inputs.dtype == torch.uint8
     outputs = problem.predict(problem.theta0, federation.test.inputs[:2])
     assert outputs.shape == (2, federation.n_classes)
@@ -135,7 +135,7 @@ def test_data_stay_bytes_until_the_device(preset: str, miniature: Callable[[str]
 
 
 def test_the_fashion_clients_are_named_by_their_class(miniature: Callable[[str], Path]) -> None:
-    _, federation = build_problem(small("fashion-mnist", miniature("fashion_mnist")))
+    _, federation, _ = build_problem(small("fashion-mnist", miniature("fashion_mnist")))
     assert federation.names == ("T-shirt", "pullover", "shirt")
     assert federation.label_counts() == [{0: 20}, {1: 20}, {2: 20}]
     assert federation.train.inputs.shape[1:] == (1, 32, 32)

@@ -133,6 +133,15 @@ def problem_with(path: Path, source: Download) -> str | None:
     return f"its MD5 is {found}, not the published {source.md5 or source.content_md5}"
 
 
+def confirmed(path: Path, source: Download) -> str:
+    """Return which published checksum a right file has."""
+    if source.md5 is None and source.content_md5 is None:
+        return "no checksum is published"
+    if md5_of(path) == source.md5:
+        return f"MD5 {source.md5}"
+    return f"packed anew, but the contents have the published MD5 {source.content_md5}"
+
+
 def md5_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -199,9 +208,7 @@ def verify(name: str, data_dir: Path | None = None) -> list[Verdict]:
         path = folder / source.filename
         if path.is_file():
             trouble = problem_with(path, source)
-            published = source.md5 or source.content_md5
-            detail = trouble or (f"MD5 {published}" if published else "no checksum is published")
-            verdicts.append(Verdict(source.filename, trouble is None, detail))
+            verdicts.append(Verdict(source.filename, trouble is None, trouble or confirmed(path, source)))
     try:
         raw = dataset.read(folder) if folder.is_dir() or not dataset.folder else load(name, data_dir)
     except DataError as error:

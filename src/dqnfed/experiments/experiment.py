@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,10 +20,12 @@ from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_number
 from dqnfed.experiments.config import Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
+from dqnfed.experiments.own_data import OwnFederation
 from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
 from dqnfed.sim.cohort import CohortRunner, looped, vectorised
 from dqnfed.sim.engine import run
+from dqnfed.sim.graphs import graphed
 from dqnfed.sim.state import Evaluation
 
 logger = logging.getLogger("dqnfed")
@@ -38,14 +40,23 @@ class Experiment:
     problem: Problem
     federation: Federation
     kind: str  # network | convex
+    own: OwnFederation | None = None  # what was learnt about the columns of the user's table
+
+
+class Built(NamedTuple):
+    """A problem, the clients' data, and what was learnt about the columns where these are the user's own."""
+
+    problem: Problem
+    federation: Federation
+    own: OwnFederation | None = None
 
 
 def build_experiment(config: Config) -> Experiment:
     """Return the experiment that a config describes, or refuse it before anything is computed."""
     algorithm = build_algorithm(config)
-    problem, federation = build_problem(config)
+    problem, federation, own = build_problem(config)
     device = chosen_device(config.run.device)
-    return Experiment(config, algorithm, problem.to(device), federation.to(device), problem_kind(config))
+    return Experiment(config, algorithm, problem.to(device), federation.to(device), problem_kind(config), own)
 
 
 def method_named(name: str) -> type[AnyAlgorithm]:
@@ -78,13 +89,13 @@ def build_algorithm(config: Config) -> AnyAlgorithm:
     return kind(**{**local, **given})
 
 
-def build_problem(config: Config) -> tuple[Problem, Federation]:
+def build_problem(config: Config) -> Built:
     """Return the model with its loss and the clients' data, both drawn from the seeds that the config names."""
     data, seed = config.data, config.run.seed
     dtype = getattr(torch, config.run.dtype)
     if data.name == "bowls":
         problem, federation = bowls(n_clients=data.clients or 8, seed=seed if data.seed is None else data.seed)
-        return cast_problem(problem, dtype), federation
+        return Built(cast_problem(problem, dtype), federation)
     source = data_source(data, seed, config.eval.score)
     spec: dict[str, Any] = {
         "name": config.model.name,
@@ -103,7 +114,7 @@ def build_problem(config: Config) -> tuple[Problem, Federation]:
     problem = Problem.from_module(
         module.to(dtype), loss=source.loss, score=source.score, score_name=source.score_name, model_spec=spec
     )
-    return problem, source.federation
+    return Built(problem, source.federation, source.own)
 
 
 def cast_problem(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -137,7 +148,11 @@ def chosen_device(name: str) -> torch.device:
 
 def chosen_cohort(config: Config) -> CohortRunner:
     """Return how the cohort is run."""
-    return looped() if config.run.cohort == "looped" else vectorised(config.run.chunk)
+    if config.run.cohort == "looped":
+        return looped()
+    if config.run.cohort == "auto" and config.run.chunk is None:
+        return graphed()  # which is vectorised where there is no GPU
+    return vectorised(config.run.chunk)
 
 
 def run_experiment(
@@ -147,6 +162,9 @@ def run_experiment(
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     experiment = build_experiment(config)
+    if experiment.own is not None and out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        experiment.own.save(out)
     return run(
         experiment.algorithm,
         experiment.problem,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dqnfed.core.federation import Federation
+from dqnfed.core.run_folder import write_atomically
 from dqnfed.data.features import Preprocessing, fit_preprocessing
 from dqnfed.data.federate import federation_of
 from dqnfed.data.manifest import Manifest
@@ -41,32 +42,33 @@ class OwnData:
     seed: int = 0
 
 
+class Columns(NamedTuple):
+    """What was learnt about the columns, kept with the run so that new rows are read in the same way."""
+
+    preprocessing: Preprocessing
+    classes: tuple[str, ...] = ()  # names of the classes; empty for regression
+    target_mean: float = 0.0  # regression: targets are (value - mean) / std
+    target_std: float = 1.0
+
+
 class OwnFederation(NamedTuple):
-    """The federation, how its inputs were made (for new data), and what a reader should know."""
+    """The federation, what was learnt about the columns, and what a reader should know."""
 
     federation: Federation
-    preprocessing: Preprocessing
-    classes: tuple[str, ...]  # names of the classes; empty for regression
-    target_mean: float  # regression: targets are (value - mean) / std
-    target_std: float
+    columns: Columns
     notes: tuple[str, ...]
 
     def save(self, folder: Path) -> None:
-        """Write what is needed to read new data as this one: columns, categories, classes."""
-        content = {
-            "preprocessing": json.loads(self.preprocessing.to_json()),
-            "classes": list(self.classes),
-            "target_mean": self.target_mean,
-            "target_std": self.target_std,
-        }
-        (folder / FEATURES_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        """Write what is needed to read new rows as these."""
+        content = self.columns._asdict() | {"preprocessing": json.loads(self.columns.preprocessing.to_json())}
+        write_atomically(folder / FEATURES_FILE, json.dumps(content, indent=1))
 
 
-def load_preprocessing(folder: Path) -> tuple[Preprocessing, tuple[str, ...], float, float]:
-    """Return what `OwnFederation.save` wrote into a run folder: preprocessing, classes, target mean and std."""
+def load_columns(folder: Path) -> Columns:
+    """Return what `OwnFederation.save` wrote into a run folder."""
     content = json.loads((folder / FEATURES_FILE).read_text(encoding="utf-8"))
     preprocessing = Preprocessing.from_json(json.dumps(content["preprocessing"]))
-    return preprocessing, tuple(content["classes"]), content["target_mean"], content["target_std"]
+    return Columns(preprocessing, tuple(content["classes"]), content["target_mean"], content["target_std"])
 
 
 def own_federation(own: OwnData) -> OwnFederation:
@@ -76,7 +78,7 @@ def own_federation(own: OwnData) -> OwnFederation:
     notes: list[str] = []
     table = labelled_rows(read_table(own.path), own, notes)
     names, owner = owners(table, own)
-    targets, classes, mean, std = learnt(table, own, notes)
+    targets, classes = learnt(table, own, notes)
     raw = RawData(
         name=own.path.stem,
         inputs=torch.zeros(len(table), 0),
@@ -88,17 +90,19 @@ def own_federation(own: OwnData) -> OwnFederation:
     check_sizes(raw)
     dealt = partition(raw, "natural", None, own.seed, min_examples=2)
     manifest = split(raw, dealt, test=own.test, validation=own.validation)
-    columns = [c for c in table.columns if c not in {own.client, own.label, own.group, *own.drop}]
+    inputs = [c for c in table.columns if c not in {own.client, own.label, own.group, *own.drop}]
     training = np.concatenate([client.train for client in manifest])
-    preprocessing = fit_preprocessing(table, training, columns)
+    preprocessing = fit_preprocessing(table, training, inputs)
+    columns = Columns(preprocessing, classes)
     if not classes:
         mean, std = float(targets[training].mean()), float(targets[training].std()) or 1.0
         raw = replace(raw, targets=torch.from_numpy(((targets - mean) / std).astype(np.float32)))
+        columns = Columns(preprocessing, (), mean, std)
         notes.append(f"targets are standardised: (value - {mean:.4g}) / {std:.4g}")
     notes += told_about(table, preprocessing, manifest, raw, classes)
     raw = replace(raw, inputs=torch.from_numpy(preprocessing.apply(table)))
     federation = federation_of(raw, manifest, groups(table, own, names, owner))
-    return OwnFederation(federation, preprocessing, classes, mean, std, tuple(notes))
+    return OwnFederation(federation, columns, tuple(notes))
 
 
 def labelled_rows(table: Table, own: OwnData, notes: list[str]) -> Table:
@@ -152,8 +156,8 @@ def check_sizes(raw: RawData) -> None:
         )
 
 
-def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tuple[str, ...], float, float]:
-    """Return the targets (class numbers, or values), the names of the classes, and the values' neutral mean and std."""
+def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the targets, and the names of the classes whose numbers they are; no names: they are values."""
     values = table.column(own.label, "label")
     whole = is_numeric(values) and bool(np.all(values == np.floor(values)))
     n_different = len(np.unique(values))
@@ -166,7 +170,7 @@ def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tu
                 f"label {own.label!r} is text (such as {str(values[0])!r}), and regression needs numbers; "
                 "use --task classification, or name another label."
             )
-        return values.astype(np.float32), (), 0.0, 1.0
+        return values.astype(np.float32), ()
     text = as_text(values)
     classes = sorted({str(v) for v in text}, key=lambda v: (0, float(v), v) if is_numeric(values) else (1, 0.0, v))
     if len(classes) > MAX_CLASSES:
@@ -181,7 +185,7 @@ def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tu
         notes.append(
             f"label {own.label!r} is text; its classes are " + ", ".join(f"{name} = {c}" for name, c in number.items())
         )
-    return np.array([number[str(v)] for v in text], dtype=np.int64), tuple(classes), 0.0, 1.0
+    return np.array([number[str(v)] for v in text], dtype=np.int64), tuple(classes)
 
 
 def groups(table: Table, own: OwnData, names: list[str], owner: np.ndarray) -> tuple[str, ...] | None:

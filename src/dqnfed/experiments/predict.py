@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from dqnfed.core.result import RunResult
+from dqnfed.data.table import read_table
+from dqnfed.experiments.own_data import FEATURES_FILE, load_columns
 
 
 def read_inputs(path: Path, input_shape: tuple[int, ...]) -> torch.Tensor:
@@ -41,14 +44,27 @@ def read_inputs(path: Path, input_shape: tuple[int, ...]) -> torch.Tensor:
 
 @torch.no_grad()
 def predictions(run: Path, data: Path) -> np.ndarray:
-    """Return the predicted class (or value) of every example."""
+    """Return the predicted class (or value) of every example.
+
+    A model trained on your own table reads a table with the same columns, and answers with the names of the classes.
+    """
     result = RunResult.load(run)
     if result.model_spec is None:
         raise ValueError(f"{run} was trained on a module of your own; use RunResult.load(...).model(MyModule()).")
     module = result.model()
-    inputs = read_inputs(data, tuple(result.model_spec["input_shape"]))
-    if inputs.is_floating_point():
-        inputs = inputs.to(result.theta.dtype)
-    outputs = torch.cat([module(part) for part in inputs.split(4096)])
+    if (run / FEATURES_FILE).is_file():
+        learnt = load_columns(run)
+        outputs = outputs_of(module, torch.from_numpy(learnt.preprocessing.apply(read_table(data))))
+        if learnt.classes:
+            return np.take(np.array(learnt.classes), outputs.argmax(-1).numpy())
+        values: np.ndarray = outputs.squeeze(-1).double().numpy() * learnt.target_std + learnt.target_mean
+        return values
+    outputs = outputs_of(module, read_inputs(data, tuple(result.model_spec["input_shape"])))
     chosen = outputs.argmax(-1) if outputs.shape[-1] > 1 else outputs.squeeze(-1)
     return np.asarray(chosen.numpy())
+
+
+def outputs_of(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    if inputs.is_floating_point():
+        inputs = inputs.to(next(module.parameters()).dtype)
+    return torch.cat([module(part) for part in inputs.split(4096)])

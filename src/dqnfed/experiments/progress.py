@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 
 class ProgressBar:
@@ -51,3 +61,32 @@ def current_numbers(record: Mapping[str, Any]) -> str:
     rho = record.get("rho")
     improved = "" if rho is None else f", improved {100 * rho:.0f} %"
     return f"mean {accuracy['mean']:.1f}, std {accuracy['std']:.1f}, worst 10 % {accuracy['worst10']:.1f}{improved}"
+
+
+class DownloadBars:
+    """Bars for downloads, one a file; `update` is what `dqnfed.data.fetch` calls."""
+
+    def __init__(self, console: Console, *, enabled: bool) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not enabled,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> DownloadBars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, name: str, done: int, total: int | None) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total)
+        self._progress.update(self._tasks[name], completed=done, total=total)

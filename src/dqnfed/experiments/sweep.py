@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import write_atomically
-from dqnfed.experiments.compare import is_finished, was_started
+from dqnfed.experiments.compare import ObserverFactory, compare, is_finished, was_started
 from dqnfed.experiments.config import AlgorithmBlock, Config, ConfigError
 from dqnfed.experiments.experiment import build_algorithm, run_experiment
 from dqnfed.experiments.grids import PAPER_GRIDS
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dqnfed")
 
 Grid = Mapping[str, list[Any]]
+Sampler = Literal["grid", "tpe"]
 Select = Literal["mean", "worst10", "worst5", "min"]
 VALIDATION_SHARE = 0.1  # of each client's examples, where the experiment holds none out itself
 N_TPE_TRIALS = 20
@@ -42,7 +43,7 @@ class Plan:
     seeds: tuple[int, ...]
     out: Path
     grids: Mapping[str, Grid]
-    sampler: Literal["grid", "tpe"] = "grid"
+    sampler: Sampler = "grid"
     n_trials: int = N_TPE_TRIALS  # of TPE, for each method; a grid is tried whole
     select: Select = "mean"  # which number of the validation scores is made as large as possible
     storage: str | None = None  # an Optuna URL, for several machines; default: SQLite in `out`
@@ -95,6 +96,47 @@ def search(plan: Plan) -> list[Found]:
     write_atomically(plan.out / RESULT_FILE, json.dumps(as_json(plan, found), indent=1))
     write_atomically(plan.out / "sweep.md", as_markdown(plan, found))
     return found
+
+
+def checked_plan(
+    config: Config,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    grids: Mapping[str, Grid],
+    *,
+    sampler: str = "grid",
+    n_trials: int = N_TPE_TRIALS,
+    select: str = "mean",
+    storage: str | None = None,
+    jobs: int = 1,
+) -> Plan:
+    """Return the plan, or refuse a word that means nothing."""
+    if sampler not in get_args(Sampler):
+        raise ConfigError(f"the sampler is one of {', '.join(get_args(Sampler))}, but '{sampler}' was asked for.")
+    if select not in get_args(Select):
+        raise ConfigError(f"settings are selected by one of {', '.join(get_args(Select))}, not by '{select}'.")
+    return Plan(
+        config,
+        tuple(algorithms),
+        tuple(seeds),
+        out,
+        grids,
+        cast(Sampler, sampler),
+        n_trials,
+        cast(Select, select),
+        storage,
+        jobs,
+    )
+
+
+def final_runs(plan: Plan, found: Sequence[Found], *, observers: ObserverFactory = lambda label: ()) -> list[Path]:
+    """Run every method at its best with every seed into OUT/best/<method>/<seed>, and return the folders."""
+    return [
+        folder
+        for f in found
+        for folder in compare(final_config(plan, f), [f.algorithm], plan.seeds, plan.out / "best", observers=observers)
+    ]
 
 
 def final_config(plan: Plan, found: Found) -> Config:

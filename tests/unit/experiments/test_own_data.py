@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from torch.func import vmap
 
 from dqnfed.data import DataError
-from dqnfed.experiments.own_data import OwnData, check_score, load_preprocessing, own_federation
+from dqnfed.experiments.own_data import OwnData, check_score, load_columns, own_federation
 from dqnfed.experiments.scores import auc, macro_f1, negative_cross_entropy
 from tests.helpers.hospitals import hospital_rows, write_csv
 
@@ -28,7 +28,7 @@ def test_a_table_becomes_a_federation(tmp_path: Path) -> None:
     assert federation.n_examples.tolist() == [160, 96, 48, 10]
     assert federation.test.sizes.tolist() == [40, 24, 12, 2]
     assert federation.n_classes == 2
-    assert found.classes == ("died", "survived")
+    assert found.columns.classes == ("died", "survived")
     assert torch.isfinite(federation.train.inputs).all()
     assert federation.train.inputs.mean(0)[0].abs() < 0.05  # standardised over all clients, holes count as 0
     said = " / ".join(found.notes)
@@ -49,7 +49,7 @@ def test_groups_are_declared_by_a_column(tmp_path: Path) -> None:
 def test_what_was_learnt_about_the_columns_is_saved(tmp_path: Path) -> None:
     found = own_federation(own(tmp_path))
     found.save(tmp_path)
-    assert load_preprocessing(tmp_path) == (found.preprocessing, found.classes, 0.0, 1.0)
+    assert load_columns(tmp_path) == found.columns
 
 
 def test_numbers_are_regressed_and_standardised(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_numbers_are_regressed_and_standardised(tmp_path: Path) -> None:
     assert abs(float(train.mean())) < 1e-5
     assert float(train.std(correction=0)) == pytest.approx(1, abs=1e-5)
     pressures = np.array([float(row["pressure"]) for row in rows])
-    assert abs(found.target_mean - pressures.mean()) < 3  # 15 / sqrt(275) is 0.9
+    assert abs(found.columns.target_mean - pressures.mean()) < 3  # 15 / sqrt(275) is 0.9
     assert found.federation.validation is not None
 
 
 def test_whole_numbers_are_classes_unless_told_otherwise(tmp_path: Path) -> None:
     rows = [{**row, "outcome": str(int(row["outcome"] == "died"))} for row in hospital_rows()]
-    assert own_federation(own(tmp_path, rows)).classes == ("0", "1")
-    assert own_federation(replace(own(tmp_path, rows), task="regression")).classes == ()
+    assert own_federation(own(tmp_path, rows)).columns.classes == ("0", "1")
+    assert own_federation(replace(own(tmp_path, rows), task="regression")).columns.classes == ()
 
 
 def test_a_client_with_one_class_is_pointed_out(tmp_path: Path) -> None:
