@@ -26,35 +26,36 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
             raise ValueError(
                 f"extra rows must be as long as the rows of G, {G.shape[1]}, but have shape {tuple(other.shape)}."
             )
-    matrices = [matrix.detach().to(G.device) for matrix in (G, *others)]
+    rows, more = G.detach(), [other.detach().to(G.device) for other in others]
     if G.device.type == "cpu":
-        products = _host_products(matrices, block or BLOCK)
+        own, crossed = _host_products(rows, more, block or BLOCK)
     else:
-        products = _device_products(matrices, block or DEVICE_BLOCK)
-    products[0] = (products[0] + products[0].T) / 2
-    return torch.cat(products, dim=1).cpu()
+        own, crossed = _device_products(rows, more, block or DEVICE_BLOCK)
+    return torch.cat([(own + own.T) / 2, crossed], dim=1).cpu()
 
 
-def _host_products(matrices: list[Tensor], block: int) -> list[Tensor]:
+def _host_products(G: Tensor, others: list[Tensor], block: int) -> tuple[Tensor, Tensor]:
     # through numpy: its BLAS sees that both sides are one matrix and does half the work (SYRK), which torch does not
-    dtype = torch.promote_types(matrices[0].dtype, torch.float32)
-    sums = [np.zeros((len(matrices[0]), len(matrix))) for matrix in matrices]
-    for start in range(0, matrices[0].shape[1], block):
-        rows, *others = (matrix[:, start : start + block].to(dtype).numpy() for matrix in matrices)
-        for total, other in zip(sums, (rows, *others), strict=True):
-            total += rows @ other.T
-    return [torch.from_numpy(total) for total in sums]
+    dtype = torch.promote_types(G.dtype, torch.float32)
+    own, crossed = np.zeros((len(G), len(G))), np.zeros((len(G), sum(map(len, others))))
+    for start in range(0, G.shape[1], block):
+        rows, *more = (matrix[:, start : start + block].to(dtype).numpy() for matrix in (G, *others))
+        own += rows @ rows.T
+        if more:
+            crossed += rows @ np.concatenate(more).T  # one product of all is faster than one each
+    return torch.from_numpy(own), torch.from_numpy(crossed)
 
 
-def _device_products(matrices: list[Tensor], block: int) -> list[Tensor]:
-    dtype = torch.promote_types(matrices[0].dtype, torch.float32)
-    device = matrices[0].device
-    sums = [torch.zeros(len(matrices[0]), len(matrix), dtype=torch.float64, device=device) for matrix in matrices]
-    for start in range(0, matrices[0].shape[1], block):
-        rows, *others = (matrix[:, start : start + block].to(dtype) for matrix in matrices)
-        for total, other in zip(sums, (rows, *others), strict=True):
-            total += rows @ other.T
-    return sums
+def _device_products(G: Tensor, others: list[Tensor], block: int) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(G.dtype, torch.float32)
+    own = torch.zeros(len(G), len(G), dtype=torch.float64, device=G.device)
+    crossed = own.new_zeros(len(G), sum(map(len, others)))
+    for start in range(0, G.shape[1], block):
+        rows, *more = (matrix[:, start : start + block].to(dtype) for matrix in (G, *others))
+        own += rows @ rows.T
+        if more:
+            crossed += rows @ torch.cat(more).T
+    return own, crossed
 
 
 def combine(weights: Tensor, G: Tensor) -> Tensor:

@@ -68,8 +68,8 @@ def test_combination_is_the_weighted_sum_of_rows() -> None:
 
 
 def test_host_and_device_paths_agree() -> None:
-    matrices = [gaussian_rows(5, 1000), gaussian_rows(3, 1000, seed=1)]
-    for host, device in zip(_host_products(matrices, 300), _device_products(matrices, 300), strict=True):
+    G, others = gaussian_rows(5, 1000), [gaussian_rows(3, 1000, seed=1), gaussian_rows(1, 1000, seed=2)]
+    for host, device in zip(_host_products(G, others, 300), _device_products(G, others, 300), strict=True):
         torch.testing.assert_close(host, device, rtol=1e-13, atol=1e-12)
 
 
