@@ -33,8 +33,13 @@ def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return half the squared error of every example, summed over its outputs."""
-    errors = outputs.reshape(len(targets), -1) - targets.reshape(len(targets), -1).to(outputs.dtype)
-    return 0.5 * errors.square().sum(1)
+    found, wanted = outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1)
+    if found.shape != wanted.shape:
+        raise ValueError(
+            f"the model has {found.shape[1]} outputs for each example, but its target has {wanted.shape[1]} numbers; "
+            "give the model as many outputs."
+        )
+    return 0.5 * (found - wanted.to(found.dtype)).square().sum(1)
 
 
 def logistic_losses(outputs: Tensor, targets: Tensor) -> Tensor:

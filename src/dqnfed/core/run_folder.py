@@ -18,6 +18,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, nobody watches over the folder
+    fcntl = None  # type: ignore[assignment]
+
 CLIENT_COLUMNS = ("round", "client", "n", "loss_before", "loss_after", "accuracy")
 ClientRow = tuple[Any, ...]
 UNFINISHED = 10**9  # the round of a half-written line: later than any other
@@ -175,6 +180,30 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         names = file.keys()
         metadata = json.loads((file.metadata() or {}).get("dqnfed", "{}"))
         return {name: file.get_tensor(name) for name in names}, metadata
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to the folder; the claim ends with the process, however that ends."""
+    with clear_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    with lock:
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise RuntimeError(
+                f"process {lock.read().strip() or '(unknown)'} is still running in {folder}; wait until it is done, "
+                "stop it, or choose another folder."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status, mess
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult, model_metadata
-from dqnfed.core.run_folder import ClientRow, RunFolder
+from dqnfed.core.run_folder import ClientRow, RunFolder, claimed
 from dqnfed.core.screening import Policy, Screened, guarded, screen, screened_updates
 from dqnfed.core.tensors import gather, named_parameters
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
@@ -68,6 +68,11 @@ def run(
     """
     size = cohort_size(participation, federation.n_clients)
     policy = policy or Policy()
+    if policy.min_replies > size:
+        raise ValueError(
+            f"`policy.min_replies` is {policy.min_replies}, but only {size} clients are asked each round, so no round "
+            "could ever change the model; raise `participation` or lower `min_replies`."
+        )
     prepared = guarded(algorithm, policy).prepare(problem, federation.n_clients, size)
     setup = Setup(
         prepared,
@@ -95,9 +100,22 @@ def played(
     resume: bool = False,
 ) -> RunResult:
     """Return the result of a run that is set up, wherever its clients are."""
-    if resume and out is None:
-        raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
-    folder = RunFolder(Path(out)) if out is not None else None
+    if out is None:
+        if resume:
+            raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
+        return _played(setup, settings, None, checkpoint_seconds, observers, resume)
+    with claimed(Path(out)):
+        return _played(setup, settings, RunFolder(Path(out)), checkpoint_seconds, observers, resume)
+
+
+def _played(
+    setup: Setup,
+    settings: dict[str, Any],
+    folder: RunFolder | None,
+    checkpoint_seconds: float,
+    observers: Sequence[Observer],
+    resume: bool,
+) -> RunResult:
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
     if (

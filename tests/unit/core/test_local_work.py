@@ -15,7 +15,15 @@ from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import seed_for
 from dqnfed.core.tensors import module_theta, row
 from dqnfed.sim.feed import Feed
-from tests.helpers.bowls import federation_of, labelled_clients, network_bowl, normal, small_network, task_of
+from tests.helpers.bowls import (
+    federation_of,
+    labelled_clients,
+    linear_model,
+    network_bowl,
+    normal,
+    small_network,
+    task_of,
+)
 
 
 def optimised(problem: Problem, theta: Tensor, task: Task, *, momentum: float, weight_decay: float) -> Tensor:
@@ -72,7 +80,7 @@ def test_a_client_without_batches_stands_still() -> None:
 
 def test_extra_gradient_and_proximal_step_are_applied_in_every_step() -> None:
     """With an extra slope of theta - anchor, and with its implicit form, on a loss that is flat."""
-    problem, _, _ = network_bowl()
+    problem = Problem.from_module(linear_model(4, 3))
     inputs, targets = labelled_clients(1, 4)[0]
     task = task_of((torch.zeros_like(inputs), targets), problem, batches=torch.zeros(3, 0, dtype=torch.long), lr=0.5)
     theta, anchor = normal(problem.n_parameters, seed=7), normal(problem.n_parameters, seed=8)

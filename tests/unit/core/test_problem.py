@@ -54,6 +54,13 @@ def test_losses_are_those_of_torch() -> None:
         torch.testing.assert_close(problem.loss(theta, task), expected, rtol=1e-13, atol=0)
 
 
+def test_outputs_that_do_not_match_their_targets_are_refused() -> None:
+    """Three outputs against one number would be compared with that number three times, without a word."""
+    problem = Problem.from_module(linear_model(4, 3), loss="squared-error")
+    with pytest.raises(ValueError, match="3 outputs for each example, but its target has 1 numbers"):
+        problem.loss(problem.theta0, task_of((normal(5, 4, seed=0), normal(5, seed=1)), problem))
+
+
 def test_batch_loss_is_the_mean_over_the_named_rows() -> None:
     problem, task = example("cross-entropy")
     theta = problem.theta0

@@ -77,7 +77,10 @@ def test_a_model_that_can_be_built_from_its_spec_needs_no_template(
     [
         (linear_model(4, 3), "the saved model has no parameter 'weight'"),
         (small_network(4, 2, 3), r"parameter '0\.weight' has shape \(2, 4\) in the module but \(3, 4\)"),
-        (nn.Sequential(linear_model(4, 3)), r"the saved model has more parameters than the module: '2\.weight'"),
+        (
+            nn.Sequential(linear_model(4, 3)),
+            r"the saved model has more parameters than the module: '2\.bias', '2\.weight'",
+        ),
     ],
 )
 def test_a_template_of_another_shape_is_refused(template: nn.Module, message: str) -> None:

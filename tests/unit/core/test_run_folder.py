@@ -23,6 +23,7 @@ from dqnfed.core.run_folder import (
     CLIENT_COLUMNS,
     SAFETENSORS_TYPES,
     RunFolder,
+    claimed,
     clear_disk_errors,
     json_text,
     load_tensors,
@@ -245,3 +246,20 @@ def test_no_room_for_the_next_checkpoint_leaves_the_last_one_in_force(tmp_path: 
     assert "The last checkpoint in it is intact" in error
     assert files == "['checkpoint.json', 'state-3.safetensors']"
     assert rounds == "5"
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    """A run that was thought dead and is resumed while it lives would write every round twice."""
+    folder = tmp_path / "run"
+    program = "import sys\nfrom pathlib import Path\nfrom dqnfed.core.run_folder import claimed\n"
+    program += "with claimed(Path(sys.argv[1])):\n    print('mine', flush=True)\n    sys.stdin.read()\n"
+    command = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(RuntimeError, match=f"process {other.pid} is still running in"), claimed(folder):
+            pytest.fail("the folder was claimed twice")
+        other.kill()
+        other.wait()
+        with claimed(folder):
+            assert (folder / ".lock").read_text() == f"{os.getpid()}\n"

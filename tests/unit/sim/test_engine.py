@@ -172,6 +172,12 @@ def test_too_few_answers_hold_the_model() -> None:
     assert run(FedAvg(), problem, broken, rounds=1, policy=Policy(min_replies=2)).history[-1]["status"] == "next"
 
 
+def test_a_policy_that_no_round_can_meet_is_refused() -> None:
+    problem, federation, _ = network_bowl(n_clients=4)
+    with pytest.raises(ValueError, match="min_replies` is 3, but only 2 clients are asked"):
+        run(FedAvg(), problem, federation, rounds=1, participation=0.5, policy=Policy(min_replies=3))
+
+
 def test_a_failing_policy_names_client_round_and_way_out() -> None:
     problem, federation, _ = network_bowl()
     with pytest.raises(ValueError, match=r'client 2 sent an update that is not finite in round 0.*"drop" goes on'):
