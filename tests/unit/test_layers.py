@@ -10,8 +10,8 @@ import pytest
 
 from tests.helpers.repository import SOURCE
 
-# maths < core < algorithms, data, models < sim, flower < experiments < cli; rooms of one floor do not see each other.
-FLOOR = {"maths": 0, "core": 1, "algorithms": 2, "data": 2, "models": 2, "sim": 3, "flower": 3, "experiments": 4}
+# maths < core < algorithms, data, models < sim < flower < experiments < cli; rooms of one floor do not see each other.
+FLOOR = {"maths": 0, "core": 1, "algorithms": 2, "data": 2, "models": 2, "sim": 3, "flower": 4, "experiments": 5}
 TOP = {"cli", "__main__"}  # see every room
 REPORT_SEES = ("dqnfed.core.result", "dqnfed.maths.fairness", "dqnfed.experiments.paper")
 

@@ -94,6 +94,33 @@ class Federation:
         validation = None if self.validation is None else moved(self.validation)
         return Federation(moved(self.train), moved(self.test), validation, self.names, self.groups, self.n_classes)
 
+    def only(self, client: int) -> Federation:
+        """Return the federation of this one client."""
+        if not 0 <= client < self.n_clients:
+            raise ValueError(f"there is no client {client}: this federation has clients 0 to {self.n_clients - 1}.")
+
+        def held(part: Examples) -> Examples:
+            start, end = int(part.starts[client]), int(part.starts[client + 1])
+            return Examples(part.inputs[start:end], part.targets[start:end], torch.tensor([0, end - start]))
+
+        validation = None if self.validation is None else held(self.validation)
+        groups = None if self.groups is None else (self.groups[client],)
+        names = (self.names[client],)
+        return Federation(held(self.train), held(self.test), validation, names, groups, self.n_classes)
+
+    @classmethod
+    def elsewhere(
+        cls, n_train: Sequence[int], n_test: Sequence[int], *, names: Sequence[str] = (), groups: Sequence[str] = ()
+    ) -> Federation:
+        """Return the federation of clients whose examples are not here: their names and numbers of examples."""
+
+        def counted(sizes: Sequence[int]) -> Examples:
+            starts = torch.tensor([0, *sizes]).cumsum(0)
+            total = int(starts[-1])
+            return Examples(torch.zeros(total, 0), torch.zeros(1).expand(total), starts)
+
+        return cls(counted(n_train), counted(n_test), names=tuple(names), groups=tuple(groups) or None)
+
     def label_counts(self) -> list[dict[int, int]] | None:
         """Return how often each client holds each class in training; None for regression."""
         if self.n_classes is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,17 @@ def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
 class Feed:
     """Makes the stacked tasks of a cohort; the last cohort's examples are kept, since they often come again."""
 
-    def __init__(self, federation: Federation, problem: Problem, algorithm: AnyAlgorithm, seed: int) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        problem: Problem,
+        algorithm: AnyAlgorithm,
+        seed: int,
+        *,
+        numbers: Sequence[int] | None = None,  # the clients' numbers, where this federation is a part of a larger one
+    ) -> None:
         self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
+        self._numbers = range(federation.n_clients) if numbers is None else numbers
         self._last: tuple[list[int], tuple[Tensor, Tensor, Tensor]] | None = None
         self._drawn: tuple[tuple[list[int], int], Task] | None = None
 
@@ -51,7 +62,7 @@ class Feed:
         algorithm = self._algorithm
         if type(algorithm).noise is Algorithm.noise:
             return self._problem.theta0.new_zeros(len(clients), 0)
-        generators = [seed_for(self._seed, round, int(c), "noise") for c in clients]
+        generators = [seed_for(self._seed, round, self._numbers[c], "noise") for c in clients.tolist()]
         return torch.stack([algorithm.noise(self._problem, generator) for generator in generators])
 
     def _examples(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,9 +84,9 @@ class Feed:
                 int(self._federation.n_examples[c]),
                 epochs=algorithm.epochs,
                 batch_size=algorithm.batch_size,
-                generator=seed_for(self._seed, round, int(c), "batches"),
+                generator=seed_for(self._seed, round, self._numbers[c], "batches"),
             )
-            for c in clients
+            for c in clients.tolist()
         ]
         padded = torch.full((len(drawn), max(len(b) for b in drawn), algorithm.batch_size), -1)
         for k, batches in enumerate(drawn):

@@ -1,0 +1,172 @@
+"""The client's side on Flower: decode, one client step or one evaluation, encode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm, Empty
+from dqnfed.core.federation import Federation
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.tensors import map_tensors, row
+from dqnfed.flower.notebook import NEVER, Notebook, Tag
+from dqnfed.flower.privacy import Privacy, noised
+from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
+from dqnfed.sim.evaluate import judge
+from dqnfed.sim.feed import Feed
+
+ALONE = torch.zeros(1, dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What one client brings: the method and the problem, as the server has them, and its own data."""
+
+    algorithm: AnyAlgorithm
+    problem: Problem
+    data: Federation  # of one client: `Federation.from_clients([(inputs, targets)])`, or `whole.only(number)`
+    privacy: Privacy | None = None
+
+    def __post_init__(self) -> None:
+        if self.data.n_clients != 1:
+            raise ValueError(
+                f"a node holds the data of one client, but was given {self.data.n_clients}; "
+                "use `federation.only(number)` for one client of a federation."
+            )
+
+
+def client_app(describe: Callable[[Context], Client]) -> ClientApp:
+    """Return the Flower app of a client; `describe` is called for every message, since nothing else lasts."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(_Desk(describe(context), message, context).answer(), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(_Desk(describe(context), message, context).judgement(), reply_to=message)
+
+    return app
+
+
+def client_number(context: Context) -> int:
+    """Return which client this node is: `partition-id` of its node config."""
+    if "partition-id" not in context.node_config:
+        raise ValueError(
+            "this node does not say which client it is; start it with --node-config 'partition-id=0' (clients count "
+            "from 0, and every node has its own number)."
+        )
+    return int(context.node_config["partition-id"])
+
+
+class _Desk:
+    """One message on one client's desk, and what is needed to answer it."""
+
+    def __init__(self, client: Client, message: Message, context: Context) -> None:
+        self._content: RecordDict = message.content
+        about = message.content["about"]
+        assert isinstance(about, ConfigRecord)
+        self._about = about
+        self._client, self._problem, self._number = client, client.problem, client_number(context)
+        self._algorithm = client.algorithm.prepare(client.problem, self._whole("n-clients"), self._whole("cohort-size"))
+        self._round = self._whole("round")
+        self._used: Tag = _tag(about["used"])
+        self._check()
+        feed = Feed(client.data, client.problem, self._algorithm, self._whole("seed"), numbers=[self._number])
+        self._feed = feed
+        kind = self._algorithm.Memory
+        self._notebook = None if kind is Empty else Notebook(context, str(about["run"]), self._number, kind)
+        self._forgot = False
+
+    def answer(self) -> RecordDict:
+        """Return the client's answer to a step; its memory is written down."""
+        kind = kind_named(self._algorithm.Sent, str(self._about["kind"]))
+        sent = decoded(kind, self._arrays("sent"), self._device)
+        task = self._task()
+        memory = self._memory(task)
+        update, memory = self._algorithm.client_step(self._problem, task, sent, memory)
+        if self._client.privacy is not None:
+            update = noised(update, self._client.privacy)
+        if self._notebook is not None:
+            self._notebook.write(self._used, (self._round, self._whole("phase")), memory)
+        facts: dict[str, Any] = {"client": self._number, "kind": type(update).__name__, "forgot": self._forgot}
+        return RecordDict({"update": encoded(update), "about": ConfigRecord(facts)})
+
+    def judgement(self) -> RecordDict:
+        """Return the client's loss and scores at the models of the message, and who it is."""
+        data, arrays = self._client.data, named_arrays(self._arrays("models"), self._device)
+        loss = judge(self._problem, arrays["theta"], data.train, ALONE, with_score=False).loss
+        scores: dict[str, Tensor] = {}
+        if self._about["with-scores"]:
+            examples = data.examples(str(self._about["part"]))  # type: ignore[arg-type]
+            for name, theta in self._models(arrays).items():
+                scores[name] = judge(self._problem, theta, examples, ALONE).scores
+        facts: dict[str, Any] = {
+            "client": self._number,
+            "name": data.names[0],
+            "group": data.groups[0] if data.groups else "",
+            "models": list(scores),
+            "forgot": self._forgot,
+        }
+        numbers: dict[str, Any] = {
+            "loss": float(loss),
+            "scores": [float(s) for s in scores.values()],
+            "n-train": int(data.train.sizes[0]),
+            "n-test": int(data.test.sizes[0]),
+        }
+        return RecordDict({"judgement": MetricRecord(numbers), "about": ConfigRecord(facts)})
+
+    def _models(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the models to judge: those that were sent or, where they are the client's own, from its memory."""
+        if self._algorithm.is_personal:
+            server = self._algorithm.init_server(self._problem, self._whole("n-clients"))
+            return self._algorithm.evaluated(server._replace(theta=arrays["theta"]), self._memory(self._task()))
+        names, places = self._about["models"], self._about["places"]
+        assert isinstance(names, list)
+        assert isinstance(places, list)
+        return {str(name): arrays[str(place)] for name, place in zip(names, places, strict=True)}
+
+    def _memory(self, task: Task) -> Any:
+        """Return the memory after the last answer that the server used; a client that lost it begins anew."""
+        found = self._notebook.memory_after(self._used) if self._notebook is not None else None
+        if found is not None:
+            return map_tensors(lambda t: t.to(self._device), found)
+        self._forgot = self._notebook is not None and self._used != NEVER
+        return self._algorithm.init_memory(self._problem, task)
+
+    def _task(self) -> Task:
+        return row(self._feed.tasks(ALONE, max(self._round, 0)), 0)
+
+    def _check(self) -> None:
+        """Refuse a server that runs something else."""
+        mine = (repr(self._algorithm), self._problem.n_parameters)
+        theirs = (str(self._about["algorithm"]), self._whole("n-parameters"))
+        if mine != theirs:
+            raise ValueError(
+                f"the server runs {theirs[0]} on {theirs[1]} parameters, but client {self._number} runs {mine[0]} on "
+                f"{mine[1]}; give both the same method, settings and model."
+            )
+
+    def _arrays(self, name: str) -> Any:
+        return self._content[name]
+
+    def _whole(self, key: str) -> int:
+        value = self._about[key]
+        assert isinstance(value, int)
+        return value
+
+    @property
+    def _device(self) -> torch.device:
+        return self._problem.theta0.device
+
+
+def _tag(value: Any) -> Tag:
+    round, phase = value
+    return int(round), int(phase)

@@ -1,0 +1,92 @@
+"""Messages out, replies in: who answered, and who did not and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from dqnfed.flower.notebook import Tag
+from dqnfed.flower.records import signature
+from dqnfed.flower.roster import Member
+
+TOO_LATE = "no answer before the timeout"
+OFFLINE = "its node is offline"
+
+
+class Replies(NamedTuple):
+    """What came back, by node."""
+
+    contents: dict[int, RecordDict]
+    faults: dict[int, str]  # nodes without a content, and why
+
+
+def messages_to(
+    nodes: Mapping[int, Tag], message_type: str, place: str, arrays: ArrayRecord, about: ConfigRecord
+) -> list[Message]:
+    """Return the same message for every node, but for which of its answers was the last to be used."""
+    return [
+        Message(RecordDict({place: arrays, "about": ConfigRecord({**about, "used": list(tag)})}), node, message_type)
+        for node, tag in nodes.items()
+    ]
+
+
+def sorted_out(messages: Iterable[Message], replies: Iterable[Message]) -> Replies:
+    """Return the replies by the node that was asked; a node may only speak for itself."""
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    found = Replies({}, {})
+    for reply in replies:
+        node = asked.get(reply.metadata.reply_to_message_id)
+        if node is None:
+            continue
+        if reply.has_error():
+            found.faults[node] = f"its app failed: {first_line(reply.error.reason)}"
+        elif reply.metadata.src_node_id == node:
+            found.contents[node] = reply.content
+    for node in asked.values():
+        if node not in found.contents:
+            found.faults.setdefault(node, TOO_LATE)
+    return found
+
+
+def odd_ones_out(updates: Mapping[int, tuple[Any, ...]]) -> dict[int, str]:
+    """Return the clients whose answers have another kind or shape than most, and so cannot be stacked with them."""
+    signatures = {client: signature(update) for client, update in sorted(updates.items())}
+    if len(set(signatures.values())) <= 1:
+        return {}
+    usual, _ = Counter(signatures.values()).most_common(1)[0]
+    return {client: "its answer has another shape than the others'" for client, s in signatures.items() if s != usual}
+
+
+def member_of(content: RecordDict) -> Member:
+    """Return who sent this evaluation."""
+    about, judgement = fields_of(content, "about"), fields_of(content, "judgement")
+    return Member(
+        client=int(about["client"]),
+        name=str(about["name"]),
+        group=str(about["group"]),
+        n_train=int(judgement["n-train"]),
+        n_test=int(judgement["n-test"]),
+        models=tuple(str(name) for name in about["models"]),
+    )
+
+
+def judged_by(content: RecordDict) -> tuple[float, list[float]]:
+    """Return the loss and the scores of an evaluation."""
+    judgement = fields_of(content, "judgement")
+    return float(judgement["loss"]), [float(score) for score in judgement["scores"]]
+
+
+def fields_of(content: RecordDict, name: str) -> Mapping[str, Any]:
+    """Return the named record of a message."""
+    record: Any = content[name]
+    fields: Mapping[str, Any] = record
+    return fields
+
+
+def first_line(error: object) -> str:
+    """Return an error's first line that says something, short enough for a log."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,381 @@
+"""The server's side on Flower: the simulator's engine, whose clients are behind messages."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.federation import Federation
+from dqnfed.core.problem import Problem
+from dqnfed.core.result import RunResult
+from dqnfed.core.run_folder import write_atomically
+from dqnfed.core.screening import Policy, guarded
+from dqnfed.core.tensors import stack
+from dqnfed.flower.exchange import (
+    OFFLINE,
+    fields_of,
+    first_line,
+    judged_by,
+    member_of,
+    messages_to,
+    odd_ones_out,
+    sorted_out,
+)
+from dqnfed.flower.notebook import NEVER, Receipt, Tag
+from dqnfed.flower.records import array_record, decoded, encoded, kind_named, named_arrays
+from dqnfed.flower.results import RoundLog, flower_result
+from dqnfed.flower.roster import Member, Roster
+from dqnfed.sim.clients import Answers, Judgement, LocalClients
+from dqnfed.sim.cohort import vectorised
+from dqnfed.sim.engine import Observer, cohort_size, plain_config, played
+from dqnfed.sim.feed import Feed
+from dqnfed.sim.state import Evaluation, Setup, State
+
+logger = logging.getLogger("dqnfed")
+flower_log = logging.getLogger("flwr")  # what `flwr run --stream` shows
+POLL_SECONDS = 1.0  # between two looks at who is online
+
+
+class Strategy(FlowerStrategy):
+    """Any registered method on Flower, with the simulator's engine, screening, run folder and checkpoints.
+
+    Cohorts, batches and noise are drawn as in the simulator, so that the same seed gives the same model. Give `out`
+    to keep everything on disk as it happens; with `resume`, a run that was killed goes on after its last finished
+    round. `result` is the `RunResult` once `start` has returned.
+    """
+
+    memory_kind: type[Any] | None = Receipt
+
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        problem: Problem,
+        *,
+        n_clients: int,
+        participation: float = 1.0,  # share of the clients sampled each round, in (0, 1]
+        seed: int = 0,
+        evaluation: Evaluation | None = None,
+        policy: Policy | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        patience: float = 600.0,  # seconds to wait for all clients before the first round
+        config: Mapping[str, Any] | None = None,  # as written to config.toml
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.result: RunResult | None = None
+        self._problem, self._seed, self._participation = problem, seed, participation
+        self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
+        self._cohort_size = cohort_size(participation, n_clients)
+        self._algorithm = guarded(algorithm, self._policy).prepare(problem, n_clients, self._cohort_size)
+        self._out = None if out is None else Path(out)
+        self._resume = resume and self._out is not None and (self._out / "checkpoint" / "checkpoint.json").is_file()
+        self._patience, self._config, self._observers = patience, config, tuple(observers)
+        self._roster = Roster(n_clients)
+        self._key = uuid.uuid4().hex  # under which clients file what they remember of this run
+        self._clients: list[int] = []  # asked in the present exchange
+        self._used: dict[int, Tag] = {}  # every client's last answer that was used
+        self._sent: list[Message] = []
+        self._phase: Tag = NEVER
+        self._answers: Answers | None = None
+        self._judged: dict[int, tuple[float, list[float]]] = {}
+        self._grid: Grid
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train for the given number of rounds; `timeout` replaces that of the policy."""
+        if train_config or evaluate_config or evaluate_fn:
+            raise ValueError(
+                "train_config, evaluate_config and evaluate_fn have no meaning here: a method's settings are its "
+                "fields, and clients evaluate as `evaluation` says; leave them out."
+            )
+        if timeout is not None:
+            self._policy = replace(self._policy, timeout=timeout)
+        if initial_arrays is not None:
+            parameters = named_arrays(initial_arrays)
+            theta0 = torch.cat([parameters[name].reshape(-1) for name, _ in self._problem.layout])
+            self._problem = replace(self._problem, theta0=theta0.to(self._problem.theta0))
+        self._grid = grid
+        self.summary()
+        self._keep_key()
+        setup = self._setup(self._gathered(), num_rounds)
+        settings = dict(self._config) if self._config is not None else plain_config(setup, self._participation)
+        self.result = played(
+            setup,
+            settings,
+            out=self._out,
+            checkpoint_seconds=0.0,  # a round over the network costs seconds, a checkpoint milliseconds
+            observers=[RoundLog(), *self._observers],
+            resume=self._resume,
+        )
+        return flower_result(self.result)
+
+    def summary(self) -> None:
+        """Log what will run."""
+        flower_log.info("dqnfed: %r", self._algorithm)
+        flower_log.info(
+            "dqnfed: %d clients, %d a round; %d parameters; %r",
+            self._roster.n_clients,
+            self._cohort_size,
+            self._problem.n_parameters,
+            self._policy,
+        )
+
+    # What the engine asks for: `dqnfed.sim.clients.Clients`.
+
+    def answers(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        """Return the clients' answers to what was sent in this phase of the round."""
+        self._turn_to(clients, state)
+        self._phase = (state.round, phase)
+        about = ConfigRecord({"kind": type(sent).__name__, "round": state.round, "phase": phase})
+        messages = self.configure_train(state.round + 1, encoded(sent), about, self._grid)
+        self.aggregate_train(state.round + 1, self._exchanged(messages))
+        assert self._answers is not None
+        return self._answers
+
+    def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
+        """Return the clients' training losses at the present model, and their scores."""
+        if state.round >= 0 or not self._judged:  # what the start model is worth was asked when the clients were met
+            self._turn_to(clients, state)
+            arrays, about = self._models(state.server, state.round, with_scores=with_scores)
+            messages = self.configure_evaluate(state.round + 1, arrays, about, self._grid)
+            self.aggregate_evaluate(state.round + 1, self._exchanged(messages))
+        who = sorted(self._judged)
+        scores = [self._judged[client][1] for client in who]
+        names = self.model_names(setup) if with_scores else []
+        return Judgement(
+            torch.tensor(who, dtype=torch.long),
+            torch.tensor([self._judged[client][0] for client in who], dtype=torch.float64),
+            {name: torch.tensor([s[k] for s in scores], dtype=torch.float64) for k, name in enumerate(names)},
+        )
+
+    def model_names(self, setup: Setup) -> list[str]:
+        """Return the names of the models that the method wants judged, the primary one first."""
+        if not self._algorithm.is_personal:
+            return LocalClients().model_names(setup)
+        return list(next(iter(self._roster.members.values())).models)
+
+    # What Flower asks for: the methods of a strategy.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message for every client asked whose node is online."""
+        return messages_to(self._nodes(grid), MessageType.TRAIN, "sent", arrays, self._about(config))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Read the answers, sorted by client; what the method makes of them is the engine's part."""
+        contents, faults = self._by_client(replies)
+        updates: dict[int, Any] = {}
+        for client, content in contents.items():
+            try:
+                about, arrays = fields_of(content, "about"), content.array_records["update"]
+                kind = kind_named(self._algorithm.Update, str(about["kind"]))
+                updates[client] = decoded(kind, arrays, self._problem.theta0.device)
+                forgot = bool(about["forgot"])
+            except Exception as error:  # whatever a client sends, the run goes on without it
+                faults[client] = f"its answer cannot be read: {first_line(error)}"
+                continue
+            if forgot:
+                logger.warning("round %d: client %d had lost its memory and began anew", self._phase[0], client)
+        faults.update(odd_ones_out(updates))
+        kept = [client for client in sorted(updates) if client not in faults]
+        self._answers = Answers(
+            torch.tensor(kept, dtype=torch.long),
+            stack([updates[client] for client in kept]) if kept else None,
+            Receipt(*(torch.full((len(kept),), number) for number in self._phase)),
+            sorted(faults.items()),
+        )
+        return None, MetricRecord({"answers": len(kept), "missing": len(faults)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message for every client asked whose node is online."""
+        return messages_to(self._nodes(grid), MessageType.EVALUATE, "models", arrays, self._about(config))
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Read what the clients measured; those without a readable answer are silent."""
+        contents, faults = self._by_client(replies)
+        self._judged = {}
+        for client, content in contents.items():
+            try:
+                self._judged[client] = judged_by(content)
+            except Exception as error:  # as above
+                faults[client] = f"its answer cannot be read: {first_line(error)}"
+        for client, why in sorted(faults.items()):
+            logger.warning("evaluation after round %d: client %d is silent, %s", server_round - 1, client, why)
+        return MetricRecord({"answers": len(self._judged), "silent": len(faults)})
+
+    # Who is asked, and how.
+
+    def _turn_to(self, clients: Tensor, state: State) -> None:
+        """Say whom the next exchange is with; nodes that came back under another id are met first."""
+        store = state.memory
+        self._used = {
+            client: (int(store.rows.round[row]), int(store.rows.phase[row]))
+            for client, row in enumerate(store.row_of.tolist())
+            if row >= 0
+        }
+        self._meet(state.server, state.round)
+        self._clients = clients.tolist()
+
+    def _nodes(self, grid: Grid) -> dict[int, Tag]:
+        """Return the online nodes of the clients asked, with the last of their answers that was used."""
+        online = set(grid.get_node_ids())
+        places = {client: self._roster.node_of.get(client) for client in self._clients}
+        return {
+            node: self._used.get(client, NEVER)
+            for client, node in places.items()
+            if node is not None and node in online
+        }
+
+    def _exchanged(self, messages: Iterable[Message]) -> Iterable[Message]:
+        self._sent = list(messages)
+        return self._grid.send_and_receive(self._sent, timeout=self._policy.timeout) if self._sent else []
+
+    def _by_client(self, replies: Iterable[Message]) -> tuple[dict[int, Any], dict[int, str]]:
+        found = sorted_out(self._sent, replies)
+        contents: dict[int, Any] = {}
+        faults: dict[int, str] = {}
+        for client in self._clients:
+            node = self._roster.node_of.get(client, 0)
+            if node in found.contents:
+                contents[client] = found.contents[node]
+            else:
+                faults[client] = found.faults.get(node, OFFLINE)
+        return contents, faults
+
+    def _about(self, config: ConfigRecord) -> ConfigRecord:
+        """Return what every message says: which run, which method, which seed."""
+        return ConfigRecord(
+            {
+                "run": self._key,
+                "algorithm": repr(self._algorithm),
+                "n-parameters": self._problem.n_parameters,
+                "n-clients": self._roster.n_clients,
+                "cohort-size": self._cohort_size,
+                "seed": self._seed,
+                "part": self._evaluation.part,
+                **config,
+            }
+        )
+
+    def _models(self, server: Any, round: int, *, with_scores: bool) -> tuple[ArrayRecord, ConfigRecord]:
+        """Return the models that clients are to judge, each sent once, and what they are called."""
+        tensors = {"theta": server.theta}
+        places: dict[str, str] = {}
+        if with_scores and not self._algorithm.is_personal:
+            for name, theta in self._algorithm.evaluated(server, None).items():
+                places[name] = "theta" if theta is server.theta else f"model {name}"
+                tensors[places[name]] = theta
+        about = {"round": round, "phase": 0, "with-scores": with_scores}
+        return array_record(tensors), ConfigRecord({**about, "models": list(places), "places": list(places.values())})
+
+    # Before the first round.
+
+    def _gathered(self) -> Federation:
+        """Return who the clients are, when all are there; a run that goes on knows them from its folder."""
+        server = self._algorithm.init_server(self._problem, self._roster.n_clients)
+        end = time.monotonic() + self._patience
+        while missing := self._roster.missing():
+            self._meet(server, -1, with_scores=True)
+            if not self._roster.missing() or time.monotonic() > end:
+                break
+            flower_log.info("dqnfed: waiting for clients %s", missing)
+            time.sleep(POLL_SECONDS)
+        members = {**self._members_before(), **self._roster.members}
+        absent = [client for client in range(self._roster.n_clients) if client not in members]
+        if absent:
+            raise TimeoutError(
+                f"clients {absent} did not come within {self._patience:g} s; every client must be online before the "
+                "first round. Start their nodes, or wait longer with `patience`."
+            )
+        ordered = [members[client] for client in range(self._roster.n_clients)]
+        return Federation.elsewhere(
+            [member.n_train for member in ordered],
+            [member.n_test for member in ordered],
+            names=_distinct_names(ordered),
+            groups=[member.group for member in ordered] if all(member.group for member in ordered) else (),
+        )
+
+    def _meet(self, server: Any, round: int, *, with_scores: bool = False) -> None:
+        """Ask nodes that may be missing clients who they are; at the start they evaluate the model at once."""
+        online = set(self._grid.get_node_ids())
+        nodes = dict.fromkeys(self._roster.strangers(online), NEVER)
+        if not nodes:
+            return
+        arrays, config = self._models(server, round, with_scores=with_scores)
+        messages = messages_to(nodes, MessageType.EVALUATE, "models", arrays, self._about(config))
+        found = sorted_out(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
+        for node, why in found.faults.items():
+            logger.warning("node %d does not say who it is, %s", node, why)
+        for node, content in found.contents.items():
+            member = member_of(content)
+            self._roster.enter(node, member, online)
+            if with_scores:
+                self._judged[member.client] = judged_by(content)
+
+    def _members_before(self) -> dict[int, Member]:
+        if not self._resume or self._out is None:
+            return {}
+        described = json.loads((self._out / "clients.json").read_text(encoding="utf-8"))
+        return {
+            c["client"]: Member(c["client"], c["name"], c["group"] or "", c["n_train"], c["n_test"], ())
+            for c in described
+        }
+
+    def _keep_key(self) -> None:
+        """Go on under the key of the run in the folder, or write down this run's."""
+        if self._out is None:
+            return
+        file = self._out / "flower.json"
+        if self._resume and file.is_file():
+            self._key = json.loads(file.read_text(encoding="utf-8"))["run"]
+        else:
+            self._out.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps({"run": self._key}) + "\n")
+
+    def _setup(self, federation: Federation, rounds: int) -> Setup:
+        return Setup(
+            self._algorithm,
+            self._problem,
+            federation,
+            rounds,
+            self._cohort_size,
+            self._seed,
+            vectorised(),
+            self._evaluation,
+            self._policy,
+            Feed(federation, self._problem, self._algorithm, self._seed),
+            clients=self,
+        )
+
+
+def _distinct_names(members: list[Member]) -> list[str]:
+    """Return the clients' names, or their numbers if two have the same name."""
+    names = [member.name for member in members]
+    return names if len(set(names)) == len(names) else [str(member.client) for member in members]
