@@ -118,14 +118,14 @@ def all_entries(convex: ConvexProblem) -> dict[str, Entry]:
     n = convex.problem.n_parameters
     regularised: dict[str, Any] = {"step": "regularisation", "start": "zero"}
     make: dict[str, Any] = dict(REGISTRY)
-    entries = {
+    return {
         "newton": Entry(make["newton"]()),
         "newton[once]": Entry(make["newton"](renew="once")),
         "fedavg[gd]": Entry(make["fedavg"](lr=1.0 / largest_curvature(convex), weighting="uniform")),
         "fednl": Entry(make["fednl"]()),
-        "fednl[rank-1,zero]": Entry(make["fednl"](**regularised)),
-        "fednl[top-8n,zero]": Entry(make["fednl"](compressor="top", size=min(8 * n, n * (n + 1) // 2), **regularised)),
-        "fednl[random-8n,zero]": Entry(
+        "fednl[rank1-zero]": Entry(make["fednl"](**regularised)),
+        "fednl[top8n-zero]": Entry(make["fednl"](compressor="top", size=min(8 * n, n * (n + 1) // 2), **regularised)),
+        "fednl[random8n-zero]": Entry(
             make["fednl"](compressor="random", size=min(8 * n, n * (n + 1) // 2), **regularised)
         ),
         "fednl[identity]": Entry(make["fednl"](compressor="identity", step="regularisation")),
@@ -144,13 +144,12 @@ def all_entries(convex: ConvexProblem) -> dict[str, Entry]:
         "fedns": Entry(make["fedns"]()),
         "fedns[60]": Entry(make["fedns"](rows=60)),
         "disco": Entry(make["disco"]()),
+        "dqn-fed": Entry(make["dqn-fed"](), max_rounds=100),
+        "dqn-fed[line-search]": Entry(make["dqn-fed"](step="line-search"), max_rounds=100),
+        "dqn-fed-literal": Entry(make["dqn-fed-literal"](), max_rounds=100),
+        "dqn-fed-literal[hessian]": Entry(make["dqn-fed-literal"](form="hessian"), max_rounds=100),
+        "server-lbfgs": Entry(make["server-lbfgs"](), max_rounds=100),
     }
-    for name in ("dqn-fed", "dqn-fed-literal", "server-lbfgs"):
-        if name in make:
-            entries[name] = Entry(make[name](), max_rounds=100)
-    if "dqn-fed" in make:
-        entries["dqn-fed[line-search]"] = Entry(make["dqn-fed"](step="line-search"), max_rounds=100)
-    return entries
 
 
 def traced(convex: ConvexProblem, name: str, entry: Entry, *, seed: int = 0) -> Trace:
