@@ -67,6 +67,10 @@ class DQNFed(CommonDescent):
             )
         return super().prepare(problem, n_clients, cohort_size)
 
+    @property
+    def captures(self) -> bool:
+        return self.rates != "hessian"
+
     def passes(self, sent: Any) -> float:
         probes = self.local != "sgd" and not isinstance(sent, Probe | Trial)
         probes = probes and (self.rates == "cauchy" or (self.rates == "bfgs" and isinstance(sent, First)))

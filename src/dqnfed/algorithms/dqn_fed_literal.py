@@ -98,6 +98,10 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
     def send(self, server: LiteralServer) -> Models:
         return Models(server.theta, server.theta_before)
 
+    @property
+    def captures(self) -> bool:
+        return False  # both forms of the rate solve small systems
+
     def passes(self, sent: Any) -> float:
         return self.epochs + 1.0
 

@@ -95,6 +95,10 @@ class FedNLHead(Algorithm[FedNLHeadServer, FedNLHeadMemory, FedNLHeadUpdate]):
         n_blocks = 1 if is_full else head.n_classes
         return head, n_blocks, compressor("rank", min(self.rank, size), size)
 
+    @property
+    def captures(self) -> bool:
+        return False  # the compressor's eigendecomposition asks the host
+
     def init_server(self, problem: Problem, n_clients: int) -> FedNLHeadServer:
         head, n_blocks, how = self.how(problem)
         total = problem.theta0.new_zeros(n_blocks, n_packed(how.d))

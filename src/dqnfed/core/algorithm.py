@@ -138,6 +138,11 @@ class Algorithm(ABC, Generic[S, M, U]):
         """Whether `evaluated` differs between clients."""
         return False
 
+    @property
+    def captures(self) -> bool:
+        """Whether `client_step` may be captured in a CUDA graph: it calls no solver that asks the host."""
+        return "network" in self.suits
+
     def uplink_bits(self, updates: U) -> int:
         """Return what one client sends; compressors count what they would really send, indices too."""
         return message_bits(updates) // n_rows(updates)

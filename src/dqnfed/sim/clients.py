@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import row
-from dqnfed.sim.evaluate import judge, judge_personal
+from dqnfed.sim.evaluate import forward_of, judge, judge_personal
+from dqnfed.sim.graphs import GraphedFunction
 from dqnfed.sim.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class LocalClients:
     """All clients and their data in this process; every one of them answers."""
 
     memory_kind: type[Any] | None = None
+    _forwards: dict[int, GraphedFunction] = field(default_factory=dict, repr=False)  # of the one problem that is run
 
     def answers(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         tasks = setup.feed.tasks(clients, state.round)
@@ -63,7 +66,9 @@ class LocalClients:
         return Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
 
     def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
-        losses = judge(setup.problem, state.server.theta, setup.federation.train, clients, with_score=False).loss
+        train, theta = setup.federation.train, state.server.theta
+        forward = self._forward(setup.problem)
+        losses = judge(setup.problem, theta, train, clients, with_score=False, forward=forward).loss
         return Judgement(clients, losses, self._scores(setup, state, clients) if with_scores else {})
 
     def model_names(self, setup: Setup) -> list[str]:
@@ -79,7 +84,10 @@ class LocalClients:
         examples = setup.federation.examples(setup.evaluation.part)  # type: ignore[arg-type]
         if not algorithm.is_personal:
             models = algorithm.evaluated(state.server, None)
-            return {name: judge(problem, theta, examples, clients).scores for name, theta in models.items()}
+            forward = self._forward(problem)
+            return {
+                name: judge(problem, theta, examples, clients, forward=forward).scores for name, theta in models.items()
+            }
         scores: dict[str, list[Tensor]] = {}
         for c in clients.split(16):
             memory = state.memory.get(c, setup.feed.tasks(c, state.round))
@@ -87,3 +95,6 @@ class LocalClients:
             for name, thetas in models.items():
                 scores.setdefault(name, []).append(judge_personal(problem, thetas, examples, c).scores)
         return {name: torch.cat(parts) for name, parts in scores.items()}
+
+    def _forward(self, problem: Problem) -> GraphedFunction:
+        return self._forwards.setdefault(id(problem), GraphedFunction(forward_of(problem)))

@@ -60,7 +60,7 @@ def client_rows(
     if setup.evaluation.metrics == "aggregate-only":
         return []
     started = dict(zip(clients.tolist(), before.tolist(), strict=True)) if before is not None else {}
-    n_models = len(model_columns(setup)) - len(CLIENT_COLUMNS) + 1
+    n_models = len(setup.model_names)
     rows: list[ClientRow] = []
     for k, c in enumerate(found.clients.tolist()):
         columns: list[float | None] = [float(scores[k]) for scores in found.scores.values()] or [None] * n_models
@@ -87,5 +87,4 @@ def start_record(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
 
 def model_columns(setup: Setup) -> tuple[str, ...]:
     """Return the columns of clients.csv: one accuracy for each model that the method wants judged."""
-    names = setup.clients.model_names(setup)
-    return (*CLIENT_COLUMNS, *(f"accuracy_{name}" for name in names[1:]))
+    return (*CLIENT_COLUMNS, *(f"accuracy_{name}" for name in setup.model_names[1:]))

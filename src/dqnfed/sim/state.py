@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -49,6 +50,11 @@ class Setup:
     policy: Policy
     feed: Feed
     clients: Clients = field(default_factory=LocalClients)
+
+    @cached_property
+    def model_names(self) -> list[str]:
+        """The models that the method wants judged, the primary one first."""
+        return self.clients.model_names(self)
 
 
 @dataclass

@@ -1,0 +1,111 @@
+"""CUDA graphs: a whole cohort's client step replayed as one launch instead of hundreds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.tensors import map_tensors, tensors
+from dqnfed.sim.cohort import Answers, Vectorised
+
+logger = logging.getLogger("dqnfed")
+MAX_GRAPHS = 6  # of one function; shapes that keep changing are cheaper without graphs
+Key = tuple[Any, ...]
+
+
+class GraphedFunction:
+    """A function of tensors, captured once for each combination of shapes and then replayed.
+
+    The answer is that of the function itself. A function that cannot be captured (it asks the host for a value) or
+    whose shapes keep changing is called as it is.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]]) -> None:
+        self._function = function
+        self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, list[Tensor], Sequence[Tensor]]] = {}
+        self._gave_up = False
+
+    def __call__(self, *given: Tensor) -> Sequence[Tensor]:
+        if self._gave_up or not given[0].is_cuda:
+            return self._function(*given)
+        key = tuple((t.shape, t.dtype) for t in given)
+        if key not in self._graphs:
+            if len(self._graphs) == MAX_GRAPHS:
+                self._gave_up = True
+                self._graphs.clear()
+                return self._function(*given)
+            try:
+                self._graphs[key] = self._captured(given)
+            except RuntimeError as error:
+                logger.info("no CUDA graph, since the step cannot be captured: %s", str(error).splitlines()[0])
+                self._gave_up = True
+                torch.cuda.synchronize()
+                return self._function(*given)
+        graph, places, answers = self._graphs[key]
+        for place, value in zip(places, given, strict=True):
+            place.copy_(value)
+        graph.replay()
+        return [answer.clone() for answer in answers]  # the next replay writes over them
+
+    def _captured(self, given: Sequence[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Sequence[Tensor]]:
+        places = [t.clone() for t in given]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries choose their kernels and make their workspaces before the capture
+                self._function(*places)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            answers = self._function(*places)
+        return graph, places, answers
+
+
+class Graphed:
+    """All clients at once under vmap, captured in a CUDA graph for each kind of message; without a GPU, plain vmap."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Key, tuple[GraphedFunction, list[Any]]] = {}
+
+    def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
+        if not (tasks.mask.is_cuda and algorithm.vectorises and algorithm.captures):
+            return Vectorised()(algorithm, problem, tasks, sent, memory)
+        key = (algorithm, id(problem), type(sent))
+        if key not in self._steps:
+            self._steps[key] = graphed_step(algorithm, problem, tasks, sent, memory)
+        step, kinds = self._steps[key]
+        answers = iter(step(*tensors(tasks), *tensors(sent), *tensors(memory)))
+        updates, kept = (map_tensors(lambda _: next(answers), kind) for kind in kinds)
+        return updates, kept
+
+
+def graphed_step(
+    algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any
+) -> tuple[GraphedFunction, list[Any]]:
+    """Return the cohort's step as a function of plain tensors, and a place that will hold records of its answers."""
+    kinds: list[Any] = []
+
+    def step(*given: Tensor) -> Sequence[Tensor]:
+        values = iter(given)
+        its_tasks, its_sent, its_memory = (
+            map_tensors(lambda _: next(values), record) for record in (tasks, sent, memory)
+        )
+        updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, its_sent, own))(
+            its_tasks, its_memory
+        )
+        kinds[:] = [updates, kept]
+        return [*tensors(updates), *tensors(kept)]
+
+    return GraphedFunction(step), kinds
+
+
+def graphed() -> Graphed:
+    """Return the runner for GPUs."""
+    return Graphed()
