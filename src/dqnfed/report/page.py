@@ -13,11 +13,13 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from rich.table import Table
+
 from dqnfed.report import html_tables, sections
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
-from dqnfed.report.tables import tabulate
+from dqnfed.report.tables import tabulate, terminal_table
 
 PAGE_COLUMNS = ("mean", "std", "worst5", "worst10", "best5", "best10", "angle", "kl", "jain", "improved")
 SCRIPTS = ("charts.js", "clients.js", "page.js")
@@ -43,12 +45,25 @@ def read_content(paths: Sequence[Path], *, title: str | None = None, expect_runn
     return Content(title or names or "No runs", grouped.experiments, reading.problems + grouped.problems, n_folders)
 
 
+class Report(NamedTuple):
+    """A written page, and what a terminal shows of it."""
+
+    path: Path
+    table: Table
+    problems: tuple[Problem, ...]
+
+
 def write_report(runs: Sequence[Path], out: Path, *, title: str | None = None) -> Path:
     """Write one HTML file about the runs at or below the given folders and return its path.
 
     `out` may be a folder, which gets a `report.html`. Raises ValueError when not a single run can be read; whatever
     else is wrong with the runs is said on the page.
     """
+    return make_report(runs, out, title=title).path
+
+
+def make_report(runs: Sequence[Path], out: Path, *, title: str | None = None) -> Report:
+    """Write the page as `write_report` does, and return it with the fairness table and the problems; reads once."""
     content = read_content(runs, title=title)
     if not content.experiments:
         reasons = "; ".join(map(str, content.problems)) or "no folder was given"
@@ -58,7 +73,7 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str | None = None) -
         target = target / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(target, page(content))
-    return target
+    return Report(target, terminal_table(content.experiments), content.problems)
 
 
 def page(content: Content, *, policy: str = OFFLINE_POLICY, scripts: Sequence[str] = SCRIPTS) -> str:

@@ -109,7 +109,11 @@ def places(cells: Sequence[Cell], measure: Measure) -> list[Cell]:
 
 def fairness_table(paths: Iterable[Path]) -> Table:
     """Return the fairness table of all runs at or below the paths, for the terminal."""
-    experiments = group(read_runs(paths).runs).experiments
+    return terminal_table(group(read_runs(paths).runs).experiments)
+
+
+def terminal_table(experiments: Sequence[Experiment]) -> Table:
+    """Return the fairness table of the experiments, for the terminal: the measures that fit 80 characters."""
     several_seeds = any(len(experiment.seeds) > 1 for experiment in experiments)
     names = ", ".join(experiment.name for experiment in experiments) or "no runs"
     scores = ", ".join(dict.fromkeys(experiment.score for experiment in experiments))

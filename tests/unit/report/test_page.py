@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dqnfed.report.page import write_report
+from dqnfed.report.page import make_report, write_report
 from tests.helpers.runs import write_comparison, write_run
 
 VOID = {"meta", "link", "input", "br"}
@@ -115,6 +115,14 @@ def test_unequal_runs_are_named_on_the_page(tmp_path: Path) -> None:
         assert words in text
     assert "FedAvg" in text
     assert "DQN-Fed" in text
+
+
+def test_a_report_comes_with_its_table_and_problems(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=2, finished=False)
+    found = make_report([folder], tmp_path / "page.html")
+    assert found.path == tmp_path / "page.html"
+    assert found.table.row_count == 1
+    assert [problem.folder for problem in found.problems] == [folder]
 
 
 def test_without_a_single_run_the_error_says_why(tmp_path: Path) -> None:
