@@ -22,7 +22,7 @@ from dqnfed.report.reader import Problem, read_runs
 from dqnfed.report.tables import tabulate, terminal_table
 
 PAGE_COLUMNS = ("mean", "std", "worst5", "worst10", "best5", "best10", "angle", "kl", "jain", "improved")
-SCRIPTS = ("charts.js", "clients.js", "page.js")
+SCRIPTS = ("basics.js", "lines.js", "charts.js", "clients.js", "page.js")  # in this order
 # the page may run its own scripts and styles and nothing else: a browser enforces that it asks the network for nothing
 OFFLINE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 

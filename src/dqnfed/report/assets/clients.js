@@ -6,8 +6,25 @@ class ClientTable {
   constructor(section, data, slots) {
     this.section = section;
     this.part = (name) => section.querySelector(`[data-part="${name}"]`);
-    this.state = { seed: 0, method: data.focus, other: otherMethod(data), text: "", group: "", label: "", worst: false, sort: "accuracy", down: false, page: 0, open: null };
-    for (const [name, key] of [["seed", "seed"], ["method", "method"], ["other", "other"]]) this.listen(name, "change", (value) => ({ [key]: Number(value) }));
+    this.state = {
+      seed: 0,
+      method: data.focus,
+      other: otherMethod(data),
+      text: "",
+      group: "",
+      label: "",
+      worst: false,
+      sort: "accuracy",
+      down: false,
+      page: 0,
+      open: null,
+    };
+    for (const [name, key] of [
+      ["seed", "seed"],
+      ["method", "method"],
+      ["other", "other"],
+    ])
+      this.listen(name, "change", (value) => ({ [key]: Number(value) }));
     for (const name of ["group", "label"]) this.listen(name, "change", (value) => ({ [name]: value }));
     this.listen("sort", "change", (value) => ({ sort: value, down: BIGGEST_FIRST.includes(value) }));
     this.listen("search", "input", (value) => ({ text: value.trim().toLowerCase() }));
@@ -36,7 +53,11 @@ class ClientTable {
     this.data = data;
     this.slots = slots;
     const methods = data.methods.map((method, i) => [i, method.label]);
-    fill(this.part("seed"), data.seeds.map((seed, i) => [i, seed]), this.state.seed);
+    fill(
+      this.part("seed"),
+      data.seeds.map((seed, i) => [i, seed]),
+      this.state.seed,
+    );
     fill(this.part("method"), methods, this.state.method);
     fill(this.part("other"), [[-1, "nothing"], ...methods], this.state.other);
     fill(this.part("group"), [["", "all"], ...data.groups.map((group, i) => [i, group])], this.state.group);
@@ -61,22 +82,37 @@ class ClientTable {
     const mine = final[state.method] || [];
     const theirs = state.other >= 0 ? final[state.other] || [] : [];
     const rows = clients.client.map((client, row) => ({
-      row, client, name: clients.name[row], group: clients.group[row], train: clients.train[row], test: clients.test[row],
-      mix: clients.mix[row], skew: skew(clients.mix[row], whole), accuracy: mine[row], other: theirs[row],
+      row,
+      client,
+      name: clients.name[row],
+      group: clients.group[row],
+      train: clients.train[row],
+      test: clients.test[row],
+      mix: clients.mix[row],
+      skew: skew(clients.mix[row], whole),
+      accuracy: mine[row],
+      other: theirs[row],
       gap: known(mine[row]) && known(theirs[row]) ? mine[row] - theirs[row] : null,
     }));
     const ranked = rows.filter((r) => known(r.accuracy)).sort((a, b) => a.accuracy - b.accuracy);
-    ranked.slice(0, Math.max(1, Math.floor(ranked.length * 0.1 + 1e-9))).forEach((r) => { r.worst = true; });
+    ranked.slice(0, Math.max(1, Math.floor(ranked.length * 0.1 + 1e-9))).forEach((r) => {
+      r.worst = true;
+    });
     return rows;
   }
 
   kept() {
     const { state, data } = this;
-    const kept = this.rows().filter((r) => (!state.text || r.name.toLowerCase().includes(state.text) || String(r.client) === state.text)
-      && (state.group === "" || r.group === Number(state.group))
-      && (state.label === "" || r.mix.some((label, i) => i % 2 === 0 && label === Number(state.label)))
-      && (!state.worst || r.worst));
-    const value = { name: (r) => r.client, group: (r) => data.groups[r.group] || "", mix: (r) => r.mix.length }[state.sort] || ((r) => r[state.sort]);
+    const kept = this.rows().filter(
+      (r) =>
+        (!state.text || r.name.toLowerCase().includes(state.text) || String(r.client) === state.text) &&
+        (state.group === "" || r.group === Number(state.group)) &&
+        (state.label === "" || r.mix.some((label, i) => i % 2 === 0 && label === Number(state.label))) &&
+        (!state.worst || r.worst),
+    );
+    const value =
+      { name: (r) => r.client, group: (r) => data.groups[r.group] || "", mix: (r) => r.mix.length }[state.sort] ||
+      ((r) => r[state.sort]);
     const missing = (x) => x === null || x === undefined;
     kept.sort((a, b) => {
       const [p, q] = [value(a), value(b)];
@@ -95,7 +131,8 @@ class ClientTable {
     if (data.labels.length) columns.push(["mix", "Labels", "left"], ["skew", "Skew", ""]);
     const unit = data.score === "accuracy" ? ", %" : "";
     columns.push(["accuracy", data.methods[state.method].label + unit, "left"]);
-    if (state.other >= 0) columns.push(["other", data.methods[state.other].label + unit, ""], ["gap", "Difference", ""]);
+    if (state.other >= 0)
+      columns.push(["other", data.methods[state.other].label + unit, ""], ["gap", "Difference", ""]);
     return columns;
   }
 
@@ -107,11 +144,34 @@ class ClientTable {
     state.page = Math.min(Math.max(0, state.page), pages - 1);
     const from = state.page * ROWS_PER_PAGE;
     const shown = kept.slice(from, from + ROWS_PER_PAGE);
-    this.part("head").replaceChildren(html("tr", {}, ...columns.map(([key, title, side]) => html("th", {
-      scope: "col", class: side, "data-column": key, "aria-sort": state.sort === key ? (state.down ? "descending" : "ascending") : null,
-    }, html("button", { type: "button", "data-sort": key }, title)))));
-    fill(this.part("sort"), columns.map(([key, title]) => [key, title]), state.sort);
-    this.part("body").replaceChildren(...shown.flatMap((row) => (row.row === state.open ? [this.line(row, columns), this.detailLine(columns.length)] : [this.line(row, columns)])));
+    this.part("head").replaceChildren(
+      html(
+        "tr",
+        {},
+        ...columns.map(([key, title, side]) =>
+          html(
+            "th",
+            {
+              scope: "col",
+              class: side,
+              "data-column": key,
+              "aria-sort": state.sort === key ? (state.down ? "descending" : "ascending") : null,
+            },
+            html("button", { type: "button", "data-sort": key }, title),
+          ),
+        ),
+      ),
+    );
+    fill(
+      this.part("sort"),
+      columns.map(([key, title]) => [key, title]),
+      state.sort,
+    );
+    this.part("body").replaceChildren(
+      ...shown.flatMap((row) =>
+        row.row === state.open ? [this.line(row, columns), this.detailLine(columns.length)] : [this.line(row, columns)],
+      ),
+    );
     this.drawDetail();
     this.part("count").textContent = kept.length
       ? `${decimals(from + 1, 0)}–${decimals(from + shown.length, 0)} of ${decimals(kept.length, 0)} clients`
@@ -123,18 +183,47 @@ class ClientTable {
   line(r, columns) {
     const { data, state } = this;
     const cells = {
-      name: () => html("button", { type: "button", "data-row": r.row, "aria-expanded": String(state.open === r.row) }, r.name),
+      name: () =>
+        html("button", { type: "button", "data-row": r.row, "aria-expanded": String(state.open === r.row) }, r.name),
       group: () => data.groups[r.group] || "–",
       train: () => decimals(r.train, 0),
-      mix: () => html("span", {}, html("span", { class: "mix", style: `background:${mixGradient(r.mix, data.labels.length)}` }), mixText(r.mix, data.labels)),
+      mix: () =>
+        html(
+          "span",
+          {},
+          html("span", { class: "mix", style: `background:${mixGradient(r.mix, data.labels.length)}` }),
+          mixText(r.mix, data.labels),
+        ),
       skew: () => (known(r.skew) ? decimals(r.skew, 2) : "–"),
-      accuracy: () => (known(r.accuracy)
-        ? html("span", {}, decimals(r.accuracy, 1).padStart(5, "\u2007"), data.score === "accuracy" ? html("span", { class: "bar", style: `width:${(r.accuracy * 0.06).toFixed(2)}rem;background:${colour(this.slots[state.method])}` }) : "")
-        : "–"),
+      accuracy: () =>
+        known(r.accuracy)
+          ? html(
+              "span",
+              {},
+              decimals(r.accuracy, 1).padStart(5, "\u2007"),
+              data.score === "accuracy"
+                ? html("span", {
+                    class: "bar",
+                    style: `width:${(r.accuracy * 0.06).toFixed(2)}rem;background:${colour(this.slots[state.method])}`,
+                  })
+                : "",
+            )
+          : "–",
       other: () => (known(r.other) ? decimals(r.other, 1) : "–"),
-      gap: () => (known(r.gap) ? html("span", { class: r.gap >= 0 ? "gain" : "loss" }, `${r.gap >= 0 ? "+" : "−"}${decimals(Math.abs(r.gap), 1)}`) : "–"),
+      gap: () =>
+        known(r.gap)
+          ? html(
+              "span",
+              { class: r.gap >= 0 ? "gain" : "loss" },
+              `${r.gap >= 0 ? "+" : "−"}${decimals(Math.abs(r.gap), 1)}`,
+            )
+          : "–",
     };
-    return html("tr", { class: state.open === r.row ? "chosen" : null }, ...columns.map(([key, , side]) => html("td", { class: side, "data-column": key }, cells[key]())));
+    return html(
+      "tr",
+      { class: state.open === r.row ? "chosen" : null },
+      ...columns.map(([key, , side]) => html("td", { class: side, "data-column": key }, cells[key]())),
+    );
   }
 
   open(row) {
@@ -154,16 +243,35 @@ class ClientTable {
     if (!panel) return;
     const plot = html("div", { class: "plot" });
     panel.replaceChildren(
-      html("ul", {}, ...this.reasons(this.rows()[state.open], data.clients[state.seed]).map((reason) => html("li", {}, reason))),
+      html(
+        "ul",
+        {},
+        ...this.reasons(this.rows()[state.open], data.clients[state.seed]).map((reason) => html("li", {}, reason)),
+      ),
       html("h3", {}, `${data.score.charAt(0).toUpperCase()}${data.score.slice(1)} over rounds`),
       plot,
     );
     lineChart(plot, {
-      series: data.methods.map((method, i) => {
-        const past = data.history[state.seed][i];
-        return { label: method.label, slot: this.slots[i], main: i === state.method, x: past ? past.x : [], y: past ? past.y.map((values) => values[state.open]) : [] };
-      }).filter((s, i) => [state.method, state.other].includes(i) || data.methods.length <= N_COLOURS),
-      xTitle: "rounds", yTitle: withUnit(data.score, data), xFormat: shortNumber, xValue: shortNumber, yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), height: 260, limits: scoreLimits(data),
+      series: data.methods
+        .map((method, i) => {
+          const past = data.history[state.seed][i];
+          return {
+            label: method.label,
+            slot: this.slots[i],
+            main: i === state.method,
+            x: past ? past.x : [],
+            y: past ? past.y.map((values) => values[state.open]) : [],
+          };
+        })
+        .filter((s, i) => [state.method, state.other].includes(i) || data.methods.length <= N_COLOURS),
+      xTitle: "rounds",
+      yTitle: withUnit(data.score, data),
+      xFormat: shortNumber,
+      xValue: shortNumber,
+      yFormat: (v) => decimals(v, 0),
+      valueFormat: (v) => decimals(v, 1),
+      height: 260,
+      limits: scoreLimits(data),
     });
   }
 
@@ -174,16 +282,27 @@ class ClientTable {
     if (known(r.accuracy)) {
       const gap = r.accuracy - mean(all);
       const rank = all.filter((value) => value < r.accuracy).length + 1;
-      reasons.push(`${decimals(r.accuracy, 1)}${data.score === "accuracy" ? " %" : ""} under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), 1)} points ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`);
+      reasons.push(
+        `${decimals(r.accuracy, 1)}${data.score === "accuracy" ? " %" : ""} under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), 1)} points ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`,
+      );
     }
     const sizes = [...clients.train].sort((a, b) => a - b);
     const middle = sizes[Math.floor(sizes.length / 2)];
-    reasons.push(`${decimals(r.train, 0)} training examples (the median client has ${decimals(middle, 0)})${r.test ? `, ${decimals(r.test, 0)} for testing` : ""}.`);
+    reasons.push(
+      `${decimals(r.train, 0)} training examples (the median client has ${decimals(middle, 0)})${r.test ? `, ${decimals(r.test, 0)} for testing` : ""}.`,
+    );
     if (r.mix.length) {
       const shares = labelShares(clients, data.labels.length);
-      const parts = pairs(r.mix).map(([label, n]) => `${data.labels[label]} (${decimals(n, 0)} here, ${decimals(100 * shares[label], 1)} % of everyone's data)`);
-      reasons.push(`Labels: ${parts.slice(0, 8).join(", ")}${parts.length > 8 ? `, and ${parts.length - 8} more` : ""}.`);
-      reasons.push(`Label skew ${decimals(r.skew, 2)}: that share of its examples would have to change label to match the whole federation.`);
+      const parts = pairs(r.mix).map(
+        ([label, n]) =>
+          `${data.labels[label]} (${decimals(n, 0)} here, ${decimals(100 * shares[label], 1)} % of everyone's data)`,
+      );
+      reasons.push(
+        `Labels: ${parts.slice(0, 8).join(", ")}${parts.length > 8 ? `, and ${parts.length - 8} more` : ""}.`,
+      );
+      reasons.push(
+        `Label skew ${decimals(r.skew, 2)}: that share of its examples would have to change label to match the whole federation.`,
+      );
     }
     return reasons;
   }
@@ -196,7 +315,11 @@ function otherMethod(data) {
 }
 
 function fill(select, options, chosen) {
-  select.replaceChildren(...options.map(([value, text]) => html("option", { value, selected: String(value) === String(chosen) }, String(text))));
+  select.replaceChildren(
+    ...options.map(([value, text]) =>
+      html("option", { value, selected: String(value) === String(chosen) }, String(text)),
+    ),
+  );
 }
 
 function pairs(mix) {

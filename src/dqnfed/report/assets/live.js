@@ -8,7 +8,10 @@ function startLive(views) {
   let asking = false;
   let again = false;
   const ask = async () => {
-    if (asking) { again = true; return; }
+    if (asking) {
+      again = true;
+      return;
+    }
     asking = true;
     try {
       const answer = await fetch(`data?token=${encodeURIComponent(token)}`);
@@ -18,10 +21,16 @@ function startLive(views) {
       status.textContent = `Not up to date: ${error.message}`;
     }
     asking = false;
-    if (again) { again = false; ask(); }
+    if (again) {
+      again = false;
+      ask();
+    }
   };
   const show = (news) => {
-    if (news.charts.length !== views.length) { location.reload(); return; }
+    if (news.charts.length !== views.length) {
+      location.reload();
+      return;
+    }
     for (const [name, text] of Object.entries(news.parts)) {
       const element = document.querySelector(`[data-live="${name}"]`);
       if (element && element.innerHTML !== text) element.innerHTML = text;

@@ -18,24 +18,37 @@ class ExperimentView {
     this.article = article;
     this.y = "mean";
     this.x = "x";
-    this.control("y", (value) => { this.y = value; });
-    this.control("x", (value) => { this.x = value; });
+    this.control("y", (value) => {
+      this.y = value;
+    });
+    this.control("x", (value) => {
+      this.x = value;
+    });
     this.update(data);
     new ResizeObserver(() => this.resized()).observe(article);
   }
 
   control(name, set) {
     const select = this.article.querySelector(`[data-control="${name}"]`);
-    select.addEventListener("change", () => { set(select.value); this.drawConvergence(); });
+    select.addEventListener("change", () => {
+      set(select.value);
+      this.drawConvergence();
+    });
   }
 
   update(data) {
-    const before = this.data ? new Set(this.data.methods.filter((_, i) => this.shown.has(i)).map((m) => m.label)) : null;
+    const before = this.data
+      ? new Set(this.data.methods.filter((_, i) => this.shown.has(i)).map((m) => m.label))
+      : null;
     const names = this.data ? new Set(this.data.methods.map((m) => m.label)) : new Set();
     this.data = data;
     this.slots = data.methods.map((_, i) => (i === data.focus ? 0 : i < data.focus ? i + 1 : i));
     this.shown = before
-      ? new Set(data.methods.map((_, i) => i).filter((i) => before.has(data.methods[i].label) || !names.has(data.methods[i].label)))
+      ? new Set(
+          data.methods
+            .map((_, i) => i)
+            .filter((i) => before.has(data.methods[i].label) || !names.has(data.methods[i].label)),
+        )
       : shownAtFirst(data);
     this.drawChips();
     if (!before) this.sayHidden();
@@ -49,15 +62,23 @@ class ExperimentView {
 
   drawChips() {
     const chips = this.article.querySelector(".chips");
-    chips.replaceChildren(...this.data.methods.map((method, i) => {
-      const chip = html("button", { type: "button", "aria-pressed": String(this.shown.has(i)) }, html("span", { class: "swatch", style: `color:${colour(this.slots[i])}` }), method.label);
-      chip.addEventListener("click", () => {
-        if (this.shown.has(i)) this.shown.delete(i); else this.shown.add(i);
-        chip.setAttribute("aria-pressed", String(this.shown.has(i)));
-        this.draw();
-      });
-      return chip;
-    }));
+    chips.replaceChildren(
+      ...this.data.methods.map((method, i) => {
+        const chip = html(
+          "button",
+          { type: "button", "aria-pressed": String(this.shown.has(i)) },
+          html("span", { class: "swatch", style: `color:${colour(this.slots[i])}` }),
+          method.label,
+        );
+        chip.addEventListener("click", () => {
+          if (this.shown.has(i)) this.shown.delete(i);
+          else this.shown.add(i);
+          chip.setAttribute("aria-pressed", String(this.shown.has(i)));
+          this.draw();
+        });
+        return chip;
+      }),
+    );
   }
 
   sayHidden() {
@@ -72,7 +93,9 @@ class ExperimentView {
   }
 
   chosen() {
-    return this.data.methods.map((method, i) => ({ i, label: method.label, slot: this.slots[i], main: i === this.data.focus })).filter((m) => this.shown.has(m.i));
+    return this.data.methods
+      .map((method, i) => ({ i, label: method.label, slot: this.slots[i], main: i === this.data.focus }))
+      .filter((m) => this.shown.has(m.i));
   }
 
   draw() {
@@ -80,14 +103,26 @@ class ExperimentView {
     if (!this.width) return;
     this.drawConvergence();
     this.drawImproved();
-    const pooled = this.chosen().map((m) => ({ ...m, values: this.data.final.flatMap((seed) => (seed[m.i] || []).filter(known)) }));
+    const pooled = this.chosen().map((m) => ({
+      ...m,
+      values: this.data.final.flatMap((seed) => (seed[m.i] || []).filter(known)),
+    }));
     histogram(this.plot("histogram"), { rows: pooled, data: this.data });
     lineChart(this.plot("sorted"), {
-      series: pooled.map((m) => ({ ...m, ...quantiles(m.values) })), xTitle: "clients from worst to best, %", yTitle: withUnit(this.data.score, this.data),
-      xFormat: (v) => decimals(v, 0), xValue: (v) => decimals(v, 0), yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1), limits: scoreLimits(this.data),
+      series: pooled.map((m) => ({ ...m, ...quantiles(m.values) })),
+      xTitle: "clients from worst to best, %",
+      yTitle: withUnit(this.data.score, this.data),
+      xFormat: (v) => decimals(v, 0),
+      xValue: (v) => decimals(v, 0),
+      yFormat: (v) => decimals(v, 0),
+      valueFormat: (v) => decimals(v, 1),
+      limits: scoreLimits(this.data),
       none: "These runs hold no client accuracies.",
     });
-    scatter(this.plot("scatter"), { points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })), data: this.data });
+    scatter(this.plot("scatter"), {
+      points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })),
+      data: this.data,
+    });
   }
 
   drawConvergence() {
@@ -95,16 +130,29 @@ class ExperimentView {
     const across = X_AXES[this.x];
     const series = this.chosen().map((m) => ({ ...m, ...curve(this.data.curves[this.y][m.i], this.x) }));
     lineChart(this.plot("convergence"), {
-      series, xTitle: across.title, yTitle: axis.title(this.data), xFormat: across.format, xValue: across.value, height: 400,
-      yFormat: shortNumber, valueFormat: (v) => decimals(v, axis.digits), limits: axis.scored ? scoreLimits(this.data) : axis.limits,
+      series,
+      xTitle: across.title,
+      yTitle: axis.title(this.data),
+      xFormat: across.format,
+      xValue: across.value,
+      height: 400,
+      yFormat: shortNumber,
+      valueFormat: (v) => decimals(v, axis.digits),
+      limits: axis.scored ? scoreLimits(this.data) : axis.limits,
     });
     this.say("convergence", this.data.curves[this.y]);
   }
 
   drawImproved() {
     lineChart(this.plot("improved"), {
-      series: this.chosen().map((m) => ({ ...m, ...curve(this.data.curves.rho[m.i], "x") })), bands: false,
-      xTitle: "rounds", yTitle: "improved participants, %", xFormat: shortNumber, xValue: (v) => shortNumber(Math.round(v)), yFormat: (v) => decimals(v, 0), valueFormat: (v) => decimals(v, 1),
+      series: this.chosen().map((m) => ({ ...m, ...curve(this.data.curves.rho[m.i], "x") })),
+      bands: false,
+      xTitle: "rounds",
+      yTitle: "improved participants, %",
+      xFormat: shortNumber,
+      xValue: (v) => shortNumber(Math.round(v)),
+      yFormat: (v) => decimals(v, 0),
+      valueFormat: (v) => decimals(v, 1),
       limits: { floor: 0, ceiling: 101 },
     });
     this.say("improved", this.data.curves.rho);
@@ -128,9 +176,13 @@ const scoreLimits = (data) => (data.score === "accuracy" ? { floor: 0, ceiling: 
 
 /** The focus and the best others, as many as stay legible; a method that learnt nothing would squeeze all other lines. */
 function shownAtFirst(data) {
-  const value = data.points.map((seeds) => { const means = seeds.map((pair) => pair[0]).filter(known); return means.length ? mean(means) : -Infinity; });
+  const value = data.points.map((seeds) => {
+    const means = seeds.map((pair) => pair[0]).filter(known);
+    return means.length ? mean(means) : -Infinity;
+  });
   const best = Math.max(...value);
-  const wanted = data.methods.map((_, i) => i)
+  const wanted = data.methods
+    .map((_, i) => i)
     .filter((i) => i === data.focus || data.score !== "accuracy" || value[i] >= best / 2)
     .sort((a, b) => (b === data.focus) - (a === data.focus) || value[b] - value[a]);
   return new Set(wanted.slice(0, N_SHOWN_AT_FIRST));
@@ -145,7 +197,10 @@ function quantiles(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const n = Math.min(200, sorted.length);
   const at = Array.from({ length: n }, (_, i) => (n === 1 ? 0 : Math.round((i * (sorted.length - 1)) / (n - 1))));
-  return { x: at.map((i) => (sorted.length === 1 ? 50 : (100 * i) / (sorted.length - 1))), y: at.map((i) => sorted[i]) };
+  return {
+    x: at.map((i) => (sorted.length === 1 ? 50 : (100 * i) / (sorted.length - 1))),
+    y: at.map((i) => sorted[i]),
+  };
 }
 
 async function unpacked(text) {
@@ -158,7 +213,9 @@ function remembered(key, value) {
   try {
     if (value === undefined) return localStorage.getItem(key);
     localStorage.setItem(key, value);
-  } catch { /* a page opened from disk may not be allowed to remember */ }
+  } catch {
+    /* a page opened from disk may not be allowed to remember */
+  }
   return null;
 }
 
@@ -183,7 +240,9 @@ function chooser(views) {
   const select = document.getElementById("experiment");
   if (!select) return;
   const show = () => {
-    document.querySelectorAll(".experiment").forEach((article, i) => { article.hidden = i !== Number(select.value); });
+    document.querySelectorAll(".experiment").forEach((article, i) => {
+      article.hidden = i !== Number(select.value);
+    });
     const view = views[Number(select.value)];
     if (view) view.draw();
   };
@@ -193,7 +252,7 @@ function chooser(views) {
 
 function weightSwitch(article) {
   article.addEventListener("change", (event) => {
-    if (event.target.matches('input[data-weighted]')) applyWeight(article);
+    if (event.target.matches("input[data-weighted]")) applyWeight(article);
   });
   applyWeight(article);
 }
@@ -201,12 +260,18 @@ function weightSwitch(article) {
 function applyWeight(article) {
   const chosen = article.querySelector("input[data-weighted]:checked");
   if (!chosen) return;
-  article.querySelectorAll("[data-table]").forEach((table) => { table.hidden = table.dataset.table !== chosen.dataset.weighted; });
+  article.querySelectorAll("[data-table]").forEach((table) => {
+    table.hidden = table.dataset.table !== chosen.dataset.weighted;
+  });
 }
 
 async function boot() {
   themeSwitch();
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => { details.open = true; }));
+  addEventListener("beforeprint", () =>
+    document.querySelectorAll("details").forEach((details) => {
+      details.open = true;
+    }),
+  );
   const articles = [...document.querySelectorAll(".experiment")];
   articles.forEach(weightSwitch);
   const data = await unpacked(document.getElementById("data").textContent);
