@@ -84,6 +84,7 @@ class EvalBlock(Block):
     participants: bool = True
     part: Literal["train", "validation", "test"] = "test"
     metrics: Literal["per-client", "aggregate-only"] = "per-client"
+    patience: int | None = Field(default=None, ge=1)  # evaluations without a better mean validation score
     score: Literal["accuracy", "auc", "f1", "loss"] | None = None  # default: accuracy, or the loss of a regression
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import dqnfed.models  # noqa: F401  a loaded run builds its module with these
 from dqnfed.core.result import RunResult
 from dqnfed.data.table import read_table
 from dqnfed.experiments.own_data import FEATURES_FILE, load_columns

@@ -31,6 +31,7 @@ def save_checkpoint(folder: Path, state: State, identity: Record) -> None:
         "n_clipped": state.n_clipped,
         "start": state.start,
         "stopped": state.stopped,
+        "best": state.best,
     }
     with clear_disk_errors(folder.parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,5 +70,5 @@ def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identit
     state.totals = facts["totals"]
     state.rho_sum, state.rho_n = facts["rho"]
     state.n_dropped, state.n_clipped = facts["n_dropped"], facts["n_clipped"]
-    state.start, state.stopped = facts["start"], facts["stopped"]
+    state.start, state.stopped, state.best = facts["start"], facts["stopped"], facts["best"]
     return True

@@ -25,6 +25,7 @@ from dqnfed.core.tensors import gather, named_parameters
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.cohort import CohortRunner, vectorised
+from dqnfed.sim.early_stop import check_patience, out_of_patience
 from dqnfed.sim.feed import Feed, sampled_clients
 from dqnfed.sim.journal import Journal, described_clients
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
@@ -86,6 +87,7 @@ def run(
         policy,
         Feed(federation, problem, prepared, seed),
     )
+    check_patience(setup)
     settings = dict(config) if config is not None else plain_config(setup, participation)
     return played(setup, settings, out=out, checkpoint_seconds=checkpoint_seconds, observers=observers, resume=resume)
 
@@ -206,8 +208,12 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     if state.stopped:
         record["reason"] = state.stopped
     is_last = state.round == setup.rounds - 1 or bool(state.stopped)
-    evaluated, rows = measured(setup, state, clients, before, evaluate_all=is_last or _is_due(setup, state.round))
+    is_due = _is_due(setup, state.round)
+    evaluated, rows = measured(setup, state, clients, before, evaluate_all=is_last or is_due)
     record.update(evaluated)
+    if is_due and not is_last and (reason := out_of_patience(setup, state)):
+        state.stopped = record["reason"] = reason
+        record["status"] = Status.STOP.value
     record.update(notes)
     record["seconds"] = time.perf_counter() - started
     _account(state, record)

@@ -28,11 +28,14 @@ class Evaluation:
     participants: bool = True  # every participant's training loss before and after each round (rho needs it)
     part: str = "test"  # train | validation | test: the examples that the score is taken on
     metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
+    patience: int | None = None  # evaluations without a better mean validation score before the run stops
 
     def __post_init__(self) -> None:
         check_range(self, "every", low=1)
         check_choice(self, "part", ("train", "validation", "test"))
         check_choice(self, "metrics", ("per-client", "aggregate-only"))
+        if self.patience is not None:
+            check_range(self, "patience", low=1)
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class State:
     round: int = 0  # the next one
     stopped: str = ""  # why the method ended the run
     start: Record = field(default_factory=dict)  # the start model's evaluation
+    best: Record = field(default_factory=dict)  # score, round, waited: of early stopping
     totals: dict[str, float] = field(
         default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}
     )
