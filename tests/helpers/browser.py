@@ -124,7 +124,10 @@ def axe_source() -> str:
             with tarfile.open(next(Path(scratch).glob("*.tgz"))) as archive:
                 member = archive.extractfile("package/axe.min.js")
                 assert member is not None
-                script.write_bytes(member.read())
+                whole = Path(scratch) / "axe.min.js"
+                whole.write_bytes(member.read())
+            shutil.copy(whole, script.with_suffix(f".{os.getpid()}"))
+            script.with_suffix(f".{os.getpid()}").replace(script)  # in one step: another worker may be reading
     return script.read_text(encoding="utf-8")
 
 

@@ -65,7 +65,10 @@ def test_unknown_addresses_get_404(server: LiveServer) -> None:
 
 def test_it_listens_on_loopback_only_by_default(server: LiveServer) -> None:
     assert server.address[0] == "127.0.0.1"
-    other = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    try:
+        other = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    except socket.gaierror:
+        return  # this machine has no other address to try
     for address in other - {"127.0.0.1", "127.0.1.1"}:
         with pytest.raises(OSError), socket.create_connection((str(address), server.address[1]), timeout=2):
             pass
