@@ -19,6 +19,7 @@ class AgnosticFairServer(NamedTuple):
     theta: Tensor  # [n]
     mixture: Tensor  # [B] weight of every group in the objective, summing to 1
     next_mixture: Tensor  # [B] after this round's ascent
+    losses: Tensor  # [B] of every group when it was last seen; NaN: never
     alpha: Tensor  # [B] factor on the losses of a group's examples; [1] if the server does the weighting
     has_alpha: Tensor  # [] whether clients wait for alpha
 
@@ -52,10 +53,10 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
     of SGD from theta on its mean of alpha(x) loss(x), whose update it sends.
 
     Server: theta - sum_k p_k delta_k, p_k the client's share of the examples (for groups of clients sum_k lambda_k
-    delta_k); lambda becomes the projection of lambda + `mixture_lr` L on the simplex. Groups that the cohort does not
-    have keep out of it: their lambda is left out of this round's alpha, and moves only through the projection.
+    delta_k, as AFL); lambda becomes the projection of lambda + `mixture_lr` L on the simplex. Groups that the cohort
+    does not have are left out of this round's alpha, and count with their last known loss in lambda.
 
-    State: theta and lambda, which starts at 1 / B.
+    State: theta, and every group's lambda, which starts at 1 / B, and last known loss.
 
     Payload: n + 2B floats up in two phases, 2n + B down, B the number of classes; B = 1 for the other groups.
 
@@ -76,7 +77,7 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
     # `scales` stays empty: a client without a gradient still has losses, and a clipped one would unbalance the mixture
 
     groups: str = "auto"  # class | client | constant | auto: class for the cross-entropy of a module, else client
-    mixture_lr: float = 0.1  # step of the groups' weights, >= 0; 0 keeps them equal
+    mixture_lr: float = 0.01  # step of the groups' weights, >= 0; 0 keeps them equal
     n_classes: int | None = None  # of groups = "class", >= 1; None: outputs of the model's last layer
 
     def __post_init__(self) -> None:
@@ -103,7 +104,8 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
         n_groups = {"client": n_clients, "constant": 1}.get(self.groups, self.n_classes or 1)
         mixture = torch.full((n_groups,), 1.0 / n_groups, dtype=torch.float64)
         alpha = problem.theta0.new_ones(n_groups if self.groups == "class" else 1)
-        return AgnosticFairServer(problem.theta0.clone(), mixture, mixture.clone(), alpha, torch.tensor(False))
+        unknown = torch.full_like(mixture, torch.nan)
+        return AgnosticFairServer(problem.theta0.clone(), mixture, mixture.clone(), unknown, alpha, torch.tensor(False))
 
     def send(self, server: AgnosticFairServer) -> Theta | Reweighted:
         return Reweighted(server.theta, server.alpha) if bool(server.has_alpha) else Theta(server.theta)
@@ -139,7 +141,8 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
         if isinstance(updates, GroupLosses):
             return ServerStep(self._raised(server, updates, cohort), Status.AGAIN)
         if self.groups == "client":
-            weights = server.mixture[cohort.clients] * (cohort.n_clients / len(cohort.clients))
+            present = server.mixture[cohort.clients]
+            weights = present * min(cohort.n_clients / len(present), 1.0 / max(float(present.sum()), 1e-300))
         else:
             weights = cohort.n_examples.double() / cohort.n_examples.sum()
         moved = server._replace(
@@ -152,19 +155,19 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
     def _raised(self, server: AgnosticFairServer, updates: GroupLosses, cohort: Cohort) -> AgnosticFairServer:
         """Return the state with this round's alpha and, for the next one, the mixture after the ascent."""
         sums, counts = updates.loss_sums.double().cpu(), updates.counts.double().cpu()
-        raised, alpha = server.mixture.clone(), server.alpha
+        alpha = server.alpha
         if self.groups == "client":
-            share = cohort.n_clients / len(cohort.clients)
-            raised[cohort.clients] += self.mixture_lr * share * (sums / counts)[:, 0]
+            losses = server.losses.index_copy(0, cohort.clients, (sums / counts)[:, 0])
         else:
             sums, counts = sums.sum(0), counts.sum(0)
             present = counts > 0
-            raised[present] += self.mixture_lr * sums[present] / counts[present]
+            losses = torch.where(present, sums / counts.clamp(min=1.0), server.losses)
             here = torch.where(present, server.mixture, 0.0)
             here = here / here.sum() if float(here.sum()) > 0 else present / present.sum()
-            alpha = torch.where(present, here / (counts / counts.sum()).clamp(min=1e-300), 0.0).to(alpha)
+            alpha = torch.where(present, here * counts.sum() / counts.clamp(min=1.0), 0.0).to(alpha)
+        raised = server.mixture + self.mixture_lr * torch.where(losses.isnan(), losses.nanmean(), losses)
         projected = torch.from_numpy(simplex_projection(raised.numpy()))
-        return server._replace(next_mixture=projected, alpha=alpha, has_alpha=torch.tensor(True))
+        return server._replace(next_mixture=projected, losses=losses, alpha=alpha, has_alpha=torch.tensor(True))
 
     def passes(self, sent: Any) -> float:
         return 0.5 if isinstance(sent, Theta) else float(self.epochs)

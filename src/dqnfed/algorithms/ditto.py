@@ -40,7 +40,9 @@ class Ditto(Algorithm[FedAvgServer, DittoMemory, FedAvgUpdate]):
     Differences: the proximal step is implicit, which is stable for every lam; the explicit one (`proximal =
     "explicit"`, as the official code) needs personal_lr * (lam + curvature) < 2. The official code interleaves personal
     and global steps on the same mini-batches, counts iterations where we count epochs, and may choose lam per client on
-    validation data; here the batches are the same too, and lam is one number.
+    validation data; here the batches are the same too, and lam is one number. One client's loss is often more curved
+    than the mean of all, so that an lr tuned for the global model may be too large for the personal ones: see
+    `personal_lr`.
 
     Reference: Li, Hu, Beirami & Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
     """

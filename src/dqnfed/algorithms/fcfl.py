@@ -68,7 +68,8 @@ class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
     Differences: without `sensitive`, stage 1 is TERM with t = 1 / temperature and equal prior weights. As in the
     official code the softmax weights are constants of the gradient. Unlike the paper, clients may train for several
     steps, whose update then stands for the gradient; and where rounding makes the linear program infeasible the
-    min-norm combination is used, which opposes nobody.
+    min-norm combination is used, which opposes nobody. At low temperatures stage 1 follows the worst client, whose
+    loss is more curved than the mean of all: lr must be smaller than FedAvg's.
 
     Reference: Cui, Pan, Liang, Zhang & Wang, Addressing Algorithmic Disparity and Performance Inconsistency in
     Federated Learning, NeurIPS 2021.

@@ -77,7 +77,7 @@ def test_the_reweighting_has_mean_one() -> None:
 def test_one_step_follows_the_mixture_of_class_losses() -> None:
     """theta - lr * grad sum_b lambda_b L_b, with L_b the pooled mean loss of class b, by autograd."""
     problem, federation = classes(4)
-    algorithm = AgnosticFair(groups="class", lr=0.4)
+    algorithm = AgnosticFair(groups="class", mixture_lr=0.1, lr=0.4)
     played = play(algorithm, problem, federation, rounds=1)
     theta = problem.theta0.clone().requires_grad_()
     data = federation.train
