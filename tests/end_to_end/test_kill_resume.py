@@ -19,25 +19,51 @@ from dqnfed.experiments.experiment import run_experiment
 COMMAND = [sys.executable, "-m", "dqnfed.cli"]
 
 
-class Settings:
+EXPERIMENT = """
+name = "digits by hand"
+
+[data]
+name = "digits"
+partition = "shards"
+clients = 12
+shards_per_client = 2
+test = 0.2
+
+[model]
+name = "mlp"
+hidden = [16]
+
+[train]
+rounds = {rounds}
+lr = 0.5
+participation = {participation}
+
+[eval]
+every = 7
+
+[run]
+threads = 1
+checkpoint_seconds = {checkpoint_seconds}
+"""
+
+
+class Experiment:
     """One experiment that lasts long enough to be killed, and how often it saves."""
 
-    def __init__(self, algorithm: str, *, rounds: int, checkpoint_seconds: float, participation: float) -> None:
-        self.algorithm = algorithm
-        self.rounds = rounds
-        self.changes = [
-            f"train.rounds={rounds}",
-            f"train.participation={participation}",
-            "eval.every=7",
-            f"run.checkpoint_seconds={checkpoint_seconds}",
-        ]
+    def __init__(
+        self, folder: Path, algorithm: str, *, rounds: int, checkpoint_seconds: float, participation: float
+    ) -> None:
+        self.algorithm, self.rounds = algorithm, rounds
+        self.file = folder / "experiment.toml"
+        self.file.write_text(
+            EXPERIMENT.format(rounds=rounds, participation=participation, checkpoint_seconds=checkpoint_seconds)
+        )
 
     def command(self, out: Path) -> list[str]:
-        changes = [word for change in self.changes for word in ("--set", change)]
-        return [*COMMAND, "run", "digits", "-a", self.algorithm, "--out", str(out), *changes]
+        return [*COMMAND, "run", str(self.file), "-a", self.algorithm, "--out", str(out)]
 
     def played_straight(self, out: Path) -> None:
-        run_experiment(read_config("digits", self.changes).with_algorithm(self.algorithm), out)
+        run_experiment(read_config(str(self.file)).with_algorithm(self.algorithm), out)
 
 
 def n_lines(out: Path) -> int:
@@ -78,27 +104,27 @@ def contents(out: Path) -> dict[str, Any]:
     }
 
 
-def survives(settings: Settings, tmp_path: Path, *, n_kills: int) -> None:
+def survives(experiment: Experiment, tmp_path: Path, *, n_kills: int) -> None:
     """Kill the run again and again at random moments, resume it to its end, and compare with an undisturbed one."""
     chance = random.Random()  # every run of this test tries other moments: the claim is about all of them
     out = tmp_path / "killed"
-    moments = sorted(chance.randint(1, int(0.8 * settings.rounds)) for _ in range(n_kills))
-    command = settings.command(out)
+    moments = sorted(chance.randint(1, int(0.8 * experiment.rounds)) for _ in range(n_kills))
+    command = experiment.command(out)
     for moment in moments:
         delay = chance.uniform(0, 0.02)
-        code, output = stopped(command, out, after_lines=max(moment, n_lines(out)), delay=delay, how=signal.SIGKILL)
+        code, output = stopped(command, out, after_lines=max(moment, n_lines(out) + 1), delay=delay, how=signal.SIGKILL)
         assert code == -signal.SIGKILL, output
         assert not (out / "summary.json").exists()
         command = [*COMMAND, "resume", str(out)]
     finished(command)
-    settings.played_straight(tmp_path / "straight")
+    experiment.played_straight(tmp_path / "straight")
     assert contents(out) == contents(tmp_path / "straight"), f"killed after {moments} lines"
-    assert [path.name for path in (out / "checkpoint").glob("state-*")] == [f"state-{settings.rounds}.safetensors"]
+    assert [path.name for path in (out / "checkpoint").glob("state-*")] == [f"state-{experiment.rounds}.safetensors"]
 
 
 def test_killed_twice_and_resumed(tmp_path: Path) -> None:
-    settings = Settings("dqn-fed", rounds=40, checkpoint_seconds=0.1, participation=0.3)
-    survives(settings, tmp_path, n_kills=2)
+    experiment = Experiment(tmp_path, "dqn-fed", rounds=40, checkpoint_seconds=0.1, participation=0.3)
+    survives(experiment, tmp_path, n_kills=2)
 
 
 @pytest.mark.slow
@@ -110,23 +136,25 @@ def test_killed_four_times_and_resumed(
     algorithm: str, checkpoint_seconds: float, participation: float, tmp_path: Path
 ) -> None:
     """Twenty kills in all: with and without client memory, saving every round, sometimes, or never before the end."""
-    settings = Settings(algorithm, rounds=150, checkpoint_seconds=checkpoint_seconds, participation=participation)
-    survives(settings, tmp_path, n_kills=4)
+    experiment = Experiment(
+        tmp_path, algorithm, rounds=150, checkpoint_seconds=checkpoint_seconds, participation=participation
+    )
+    survives(experiment, tmp_path, n_kills=4)
 
 
 def test_interrupted_and_resumed(tmp_path: Path) -> None:
     """Ctrl-C finishes the round, saves, says how to go on, and leaves a folder that can be read as it is."""
-    settings = Settings("fedavg", rounds=80, checkpoint_seconds=30.0, participation=1.0)
+    experiment = Experiment(tmp_path, "fedavg", rounds=80, checkpoint_seconds=30.0, participation=1.0)
     out = tmp_path / "interrupted"
-    code, output = stopped(settings.command(out), out, after_lines=9, delay=0.01, how=signal.SIGINT)
+    code, output = stopped(experiment.command(out), out, after_lines=9, delay=0.01, how=signal.SIGINT)
     assert code == 130, output
     assert "dqnfed resume" in output
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    assert 8 <= summary["rounds"] < settings.rounds
+    assert 8 <= summary["rounds"] < experiment.rounds
     assert n_lines(out) == summary["rounds"] + 1
     assert (out / "model.safetensors").is_file()
 
     finished([*COMMAND, "resume", str(out)])
-    settings.played_straight(tmp_path / "straight")
+    experiment.played_straight(tmp_path / "straight")
     assert contents(out) == contents(tmp_path / "straight")
