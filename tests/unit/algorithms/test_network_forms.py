@@ -1,0 +1,216 @@
+"""The second-order forms for networks: what they are equal to where that is known, and that they always go down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from dqnfed import Evaluation, Federation, Problem, run
+from dqnfed.algorithms import REGISTRY
+from dqnfed.algorithms.fednew_cg import FedNewCG
+from dqnfed.algorithms.fednl_diag import FedNLDiag
+from dqnfed.algorithms.fednl_head import FedNLHead
+from dqnfed.algorithms.fedns_ggn import FedNSGGN
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.curvature import client_gradient, gauss_newton_product
+from dqnfed.core.problem import Task
+from dqnfed.core.seeds import numpy_seed_for
+from dqnfed.maths.symmetric import unpacked
+from dqnfed.sim.feed import Feed
+from tests.helpers.bowls import Case, federation_of, labelled_clients
+from tests.helpers.turns import Turn, played_turns
+
+NETWORK_FORMS = ("fednl-diag", "fednl-head", "fednew-cg", "fedns-ggn")
+
+
+def softmax_case(n_clients: int = 5) -> Case:
+    """Return softmax regression with bias: a network that is all head, and whose Gauss-Newton matrix is its Hessian."""
+    torch.manual_seed(0)
+    return Case(Problem.from_module(nn.Linear(4, 3).double()), federation_of(labelled_clients(n_clients, 4)))
+
+
+def network_case(n_clients: int = 5) -> Case:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    return Case(Problem.from_module(module), federation_of(labelled_clients(n_clients, 4)))
+
+
+def all_tasks(case: Case) -> Task:
+    everyone = torch.arange(case.federation.n_clients)
+    return Feed(case.federation, case.problem, REGISTRY["fedavg"](), 0).tasks(everyone, 0)
+
+
+def gauss_newton_matrices(case: Case, theta: Tensor) -> Tensor:
+    """Return every client's Gauss-Newton matrix [K, n, n], column by column."""
+    tasks = Feed(case.federation, case.problem, REGISTRY["fedavg"](), 0).tasks(
+        torch.arange(case.federation.n_clients), 0
+    )
+    eye = torch.eye(len(theta), dtype=theta.dtype)
+    product = vmap(lambda task: vmap(lambda v: gauss_newton_product(case.problem, task, theta, v))(eye))
+    found: Tensor = product(tasks)
+    return found
+
+
+def mean_gradient(case: Case, theta: Tensor) -> Tensor:
+    tasks = Feed(case.federation, case.problem, REGISTRY["fedavg"](), 0).tasks(
+        torch.arange(case.federation.n_clients), 0
+    )
+    found: Tensor = vmap(lambda task: client_gradient(case.problem, task, theta))(tasks)
+    return found.mean(0)
+
+
+def turns_of(algorithm: AnyAlgorithm, case: Case, rounds: int = 1, cohort_size: int | None = None) -> list[Turn]:
+    return played_turns(algorithm, case, rounds=rounds, cohort_size=cohort_size or case.federation.n_clients)
+
+
+def test_diag_learns_the_diagonal_and_the_server_knows_the_mean_of_those_seen() -> None:
+    case = network_case()
+    algorithm = FedNLDiag(probes=400, keep=1.0, alpha=1.0)
+    turns = turns_of(algorithm, case, rounds=3, cohort_size=3)
+    estimates: dict[int, Tensor] = {}
+    for turn in turns:
+        if hasattr(turn.updates, "gradient"):
+            for client, row in zip(turn.cohort.clients.tolist(), turn.memory_after.estimate, strict=True):
+                estimates[client] = row
+            known = turn.step.server
+            mean = known.total / known.is_known.sum()
+            torch.testing.assert_close(mean, torch.stack(list(estimates.values())).mean(0), rtol=1e-10, atol=1e-12)
+            assert set(known.is_known.nonzero().flatten().tolist()) == set(estimates)
+    first = turns[0]
+    exact = torch.diagonal(gauss_newton_matrices(case, case.problem.theta0), dim1=1, dim2=2)[first.cohort.clients]
+    error = (first.memory_after.estimate - exact).abs()
+    assert bool((error <= 6 * exact * (2 / 400) ** 0.5 + 1e-12).all())  # a squared row has relative deviation sqrt 2
+
+
+def test_diag_step_is_the_gradient_over_the_curvature() -> None:
+    case = network_case()
+    turn = turns_of(FedNLDiag(max_step=1e6), case)[0]
+    server, updates = turn.step.server, turn.updates
+    curvature = server.total / 5 + updates.error.mean() + 1e-3
+    torch.testing.assert_close(server.search.step, updates.gradient.mean(0) / curvature, rtol=1e-10, atol=1e-12)
+
+
+def test_diag_counts_values_indices_and_scalars() -> None:
+    case = network_case()
+    n = case.problem.n_parameters  # 43: indices of 6 bits
+    algorithm = FedNLDiag(keep=0.25)
+    update = turns_of(algorithm, case)[0].updates
+    k = algorithm.n_kept(n)
+    assert algorithm.uplink_bits(update) == 64 * (n + 3 + k) + 6 * k
+
+
+def test_head_with_all_eigenpairs_is_a_regularised_newton_step() -> None:
+    case = softmax_case()
+    n = case.problem.n_parameters
+    turn = turns_of(FedNLHead(rank=n, blocks="full", max_step=1e6), case)[0]
+    H = gauss_newton_matrices(case, case.problem.theta0).mean(0)
+    shift = turn.updates.error.mean() + 1e-3
+    eye = torch.eye(n, dtype=torch.float64)
+    expected = case.problem.theta0 - torch.linalg.solve(H + shift * eye, mean_gradient(case, case.problem.theta0))
+    torch.testing.assert_close(turn.step.server.theta, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("blocks", ["full", "class"])
+def test_head_estimates_converge_to_the_heads_hessian_and_the_server_follows(blocks: str) -> None:
+    case = network_case()
+    turns = turns_of(FedNLHead(blocks=blocks, lr=1e-9, max_step=1e-9), case, rounds=25)  # theta hardly moves
+    errors = [float(turn.updates.error.mean()) for turn in turns]
+    assert errors[-1] < 0.05 * errors[0]
+    server, memory = turns[-1].step.server, turns[-1].memory_after
+    torch.testing.assert_close(server.total, memory.estimate.sum(0), rtol=1e-10, atol=1e-11)
+    size = server.places.shape[1]
+    block = unpacked(memory.estimate[0, 0], size)
+    exact = gauss_newton_matrices(case, server.theta)[0][server.places[0]][:, server.places[0]]
+    torch.testing.assert_close(block, exact, rtol=0.1, atol=2e-2)
+
+
+def test_head_leaves_the_body_to_fedavg() -> None:
+    case = network_case()
+    turn = turns_of(FedNLHead(lr=0.3), case)[0]
+    body = slice(0, 4 * 5 + 5)
+    expected = case.problem.theta0[body] - 0.3 * mean_gradient(case, case.problem.theta0)[body]
+    torch.testing.assert_close(turn.step.server.theta[body], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_fednew_cg_with_enough_products_is_an_admm_pass() -> None:
+    case = softmax_case()
+    theta, n = case.problem.theta0, case.problem.n_parameters
+    turn = turns_of(FedNewCG(cg_steps=30, rho=0.2, alpha=0.1), case)[0]
+    G = gauss_newton_matrices(case, theta)
+    expected = torch.linalg.solve(G + 0.3 * torch.eye(n, dtype=torch.float64), turn.updates.gradient)
+    torch.testing.assert_close(turn.updates.step, expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(turn.step.server.step, expected.mean(0), rtol=1e-6, atol=1e-8)
+
+
+def test_fednew_cg_moves_duals_with_the_step_of_their_own_round() -> None:
+    case = softmax_case()
+    turns = turns_of(FedNewCG(rho=0.2, dual_decay=0.5), case, rounds=2, cohort_size=3)
+    rounds = [turn for turn in turns if hasattr(turn.updates, "gradient")]
+    agreed = turns[turns.index(rounds[0]) + 1]
+    expected = 0.2 * (agreed.memory_before.own_step - rounds[0].step.server.step)
+    torch.testing.assert_close(agreed.memory_after.dual, expected)
+    later = turns_of(FedNewCG(dual_decay=0.0), case, rounds=2)
+    assert all(float(turn.memory_after.dual.abs().max()) == 0.0 for turn in later)
+
+
+def test_fedns_ggn_with_many_rows_is_a_damped_newton_step() -> None:
+    case = softmax_case()
+    theta, n = case.problem.theta0, case.problem.n_parameters
+    turn = turns_of(FedNSGGN(rows=200, max_step=1e6, damping=100.0), case)[0]
+    mu = turn.step.diagnostics["mu"]
+    H = gauss_newton_matrices(case, theta).mean(0) + mu * torch.eye(n, dtype=torch.float64)
+    expected = torch.linalg.solve(H, mean_gradient(case, theta))
+    relative = float((turn.step.server.search.step - expected).norm() / expected.norm())
+    assert relative <= 5 * (n / (200 * 5)) ** 0.5  # 1000 rows of n coordinates
+    assert relative > 0.0
+
+
+def test_fedns_ggn_counts_every_row() -> None:
+    case = softmax_case()
+    algorithm, n = FedNSGGN(rows=3), case.problem.n_parameters
+    assert algorithm.uplink_bits(turns_of(algorithm, case)[0].updates) == 64 * (4 * n + 1)
+
+
+@pytest.mark.parametrize("name", ["fednl-diag", "fednew-cg", "fedns-ggn"])
+def test_the_cohorts_mean_loss_never_rises(name: str) -> None:
+    problem, federation, _ = network_case(8)
+    result = run(REGISTRY[name](), problem, federation, rounds=10, participation=0.5)
+    for record in result.history[1:]:
+        assert record["loss_after"] <= record["loss_before"] + 1e-12
+
+
+def digits(seed: int, n_clients: int = 20) -> tuple[Problem, Federation]:
+    """Return the digits with two label shards a client, and a small network in float32."""
+    from sklearn.datasets import load_digits
+
+    inputs, labels = load_digits(return_X_y=True)
+    generator = numpy_seed_for(seed, purpose="digits")
+    order = generator.permutation(len(labels))
+    shards = np.array_split(order[np.argsort(labels[order], kind="stable")], 2 * n_clients)
+    dealt = generator.permutation(2 * n_clients)
+    owned = [np.concatenate([shards[dealt[2 * c]], shards[dealt[2 * c + 1]]]) for c in range(n_clients)]
+    federation = Federation.from_clients(
+        [((inputs[rows] / 16).astype(np.float32), labels[rows]) for rows in owned], seed=seed
+    )
+    torch.manual_seed(seed)
+    return Problem.from_module(nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))), federation
+
+
+LEARNS_BELOW = {"fednl-diag": 1.9, "fednl-head": 2.0, "fednew-cg": 1.2, "fedns-ggn": 1.4}  # mean loss after 8 rounds
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+@pytest.mark.parametrize("name", NETWORK_FORMS)
+def test_defaults_learn_digits_and_are_never_nan(name: str, seed: int) -> None:
+    problem, federation = digits(seed)
+    settings: dict[str, Any] = {"lr": 1.0} if name == "fednl-head" else {}
+    evaluation = Evaluation(every=8, participants=False)
+    result = run(REGISTRY[name](**settings), problem, federation, rounds=8, participation=0.3, evaluation=evaluation)
+    assert result.summary["status"] == "finished"
+    assert bool(torch.isfinite(result.theta).all())
+    assert result.summary["train_loss"]["mean"] < LEARNS_BELOW[name]
