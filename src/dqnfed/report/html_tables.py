@@ -73,7 +73,8 @@ def paper_html(experiment: Experiment) -> str:
         for (measure, both), cell, entry in zip(columns, row.cells, entries, strict=True):
             cells += [_cell(cell, measure), *([_printed_cell(entry, measure)] if both else [])]
         rows.append((row.method.label, cells))
-    caption = f"Ours, and as printed in the DQN-Fed paper ({found.source.title})."
+    n_rounds = max(run.n_rounds for run in experiment.runs)
+    caption = f"Ours after {n_rounds:,} rounds, and as printed in the DQN-Fed paper ({found.source.title})."
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in found.reasons)
     if reasons:
         caption += f" {MARK}: the printed value cannot be true."

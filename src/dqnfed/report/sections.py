@@ -33,7 +33,7 @@ def findings(experiment: Experiment) -> str:
     fairest = max(known, key=lambda row: row.cells[1].mean)
 
     def said(cell: Cell) -> str:
-        return f"{cell.mean:.1f} %" if experiment.score == "accuracy" else f"{cell.mean:.4g}"
+        return f"{cell.mean:.1f}\N{NO-BREAK SPACE}%" if experiment.score == "accuracy" else f"{cell.mean:.4g}"
 
     if len(known) == 1:
         return (
