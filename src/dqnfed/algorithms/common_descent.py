@@ -44,8 +44,8 @@ from dqnfed.maths.quasi_newton import (
     metric_gramian,
     no_pairs,
     probe_length,
-    remembered,
     secant_curvature,
+    server_remembered,
 )
 
 FloatArray = NDArray[np.float64]
@@ -281,7 +281,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             change = mean_step(updates.gradient_change)
         else:
             return server.metric
-        return remembered(server.metric, server.theta - server.theta_before, change)
+        return server_remembered(server.metric, server.theta - server.theta_before, change)
 
     def wanted_rates(self, updates: Any, squares: FloatArray) -> FloatArray:
         """Return the decreases that the step is to bring, [K]; an update of local SGD asks for its own square."""

@@ -19,8 +19,8 @@ from dqnfed.maths.quasi_newton import (
     empty_pairs,
     lbfgs_inverse_product,
     probe_length,
-    remembered,
     secant_curvature,
+    server_remembered,
 )
 
 
@@ -148,7 +148,7 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
         s = server.theta - server.theta_before
         kept = self.previous == "kept"
         y = gradient - server.gradient_before if kept else mean_step(updates.gradient_change)
-        server = server._replace(pairs=remembered(server.pairs, s, y))
+        server = server._replace(pairs=server_remembered(server.pairs, s, y))
         u = lbfgs_inverse_product(server.pairs, gradient)
         return self._moved(server, u, gradient, float(secant_curvature(s, y)))
 

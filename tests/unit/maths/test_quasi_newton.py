@@ -25,8 +25,10 @@ from dqnfed.maths.quasi_newton import (
     metric_gramian,
     probe_length,
     push_pair,
+    remembered,
     scale,
     secant_curvature,
+    server_remembered,
 )
 from tests.helpers.problems import random_quadratics
 from tests.helpers.rows import agreeing_rows, gaussian_rows, positive_rates
@@ -307,3 +309,16 @@ def test_float32_memory_is_multiplied_in_float64() -> None:
     GG, GP = memory_products(G, pairs)
     M = torch.from_numpy(metric_gramian(GG, GP, compact_inverse(pairs)))
     torch.testing.assert_close(M, G.double() @ exact @ G.double().T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_servers_memory_is_that_of_the_clients(seed: int) -> None:
+    """Curved, flat and negative pairs in turn: asking the host and asking nobody give the same memory."""
+    generator = torch.Generator().manual_seed(seed)
+    mine = theirs = empty_pairs(3, 6, torch.float64)
+    for sign in (1.0, 1.0, -1.0, 0.0, 1.0, 1.0):
+        s, noise = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+        y = sign * (s + 0.3 * noise)
+        mine, theirs = server_remembered(mine, s, y), remembered(theirs, s, y)
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a, b)
