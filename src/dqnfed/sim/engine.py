@@ -367,12 +367,15 @@ def _global_model(setup: Setup, state: State) -> Tensor:
 
 def plain_config(setup: Setup, participation: float) -> dict[str, Any]:
     """Return the settings of a run that no config file describes."""
-    algorithm = {k: v for k, v in asdict(setup.algorithm).items() if v is not None}
     return {
         "name": "run",
-        "algorithm": {"name": type(setup.algorithm).__name__, **algorithm},
+        "algorithm": {"name": type(setup.algorithm).__name__, **_given(setup.algorithm)},
         "train": {"rounds": setup.rounds, "participation": participation},
-        "eval": asdict(setup.evaluation),
-        "policy": {k: v for k, v in asdict(setup.policy).items() if v is not None},
+        "eval": _given(setup.evaluation),
+        "policy": _given(setup.policy),
         "run": {"seed": setup.seed},
     }
+
+
+def _given(settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(settings).items() if value is not None}
