@@ -4,8 +4,8 @@
 
 For Rank-1 and Top-8n compression it prints the CPU seconds of the real run and, next to it, those of its unavoidable
 parts, each measured alone on this machine: the clients' Hessians (one GEMM each), their eigen-decompositions (LAPACK)
-or top-k selections, and one pass over the estimates at the speed of memory. Numbers depend on the machine; only the ratio
-means something. Without the file a synthetic problem of the same size is used.
+or top-k selections, and one pass over the estimates at the speed of memory. Numbers depend on the machine; only the
+ratio means something. Without the file a synthetic problem of the same size is used.
 """
 
 from __future__ import annotations
