@@ -112,8 +112,6 @@ def compare(
     Examples:  dqnfed compare digits --seeds 0:5  |  dqnfed compare digits --algorithms dqn-fed,fedavg,qffl
     """
     from dqnfed.experiments import compare as comparison
-    from dqnfed.report.page import write_report
-    from dqnfed.report.tables import fairness_table
 
     config = _config(experiment, None, rounds, None, change, data_dir)
     names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
@@ -127,10 +125,7 @@ def compare(
     done = comparison.compare(config, chosen, numbers, folder, observers=_observers(config, quiet))
     if not done:
         raise ValueError("none of the methods could run; the messages above say why.")
-    console.print(fairness_table(done))
-    page = write_report(done, folder / "report.html", title=config.name)
-    if not quiet:
-        console.print(f"report: {page}")
+    _print_report(done, folder / "report.html", config.name, quiet)
 
 
 @app.command()
@@ -171,20 +166,13 @@ def report(
     Examples:  dqnfed report runs/demo  |  dqnfed report runs/demo --table latex  |  dqnfed report a b --figures figs
     """
     from dqnfed.report.figures import write_figures
-    from dqnfed.report.page import write_report
     from dqnfed.report.table_formats import table_text
-    from dqnfed.report.tables import fairness_table
 
-    missing = [str(path) for path in runs if not path.is_dir()]
-    if missing:
-        raise FileNotFoundError(f"there is no folder {', '.join(missing)}.")
     if table is not None:
         typer.echo(table_text(runs, table, weighted=weighted))
     else:
-        console.print(fairness_table(runs))
-        page = write_report(runs, out or runs[0] / "report.html")
-        if not quiet:
-            console.print(f"report: {page}")
+        here = next((path for path in runs if path.is_dir()), Path())
+        _print_report(runs, out or here / "report.html", None, quiet)
     if figures is not None:
         for path in write_figures(runs, figures):
             if not quiet:
@@ -293,8 +281,6 @@ def sweep(
     """
     from dqnfed.experiments import compare as comparison
     from dqnfed.experiments.sweep import checked_plan, chosen_grids, final_runs, search
-    from dqnfed.report.page import write_report
-    from dqnfed.report.tables import fairness_table
 
     config = _config(experiment, None, rounds, None, change, data_dir)
     names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
@@ -317,10 +303,9 @@ def sweep(
         score = "" if f.score is None else f" (validation {f.score:.2f})"
         console.print(f"{f.algorithm}: {escape(best)}{score}")
     done = final_runs(plan, found, observers=_observers(config, quiet))
-    console.print(fairness_table(done))
-    page = write_report(done, plan.out / "report.html", title=f"{config.name}, every method at its best")
+    _print_report(done, plan.out / "report.html", f"{config.name}, every method at its best", quiet)
     if not quiet:
-        console.print(f"report: {page}\nwhole grid: {plan.out / 'sweep.md'}")
+        console.print(f"whole grid: {plan.out / 'sweep.md'}")
 
 
 @app.command()
@@ -585,6 +570,17 @@ def _print_estimate(config: Any) -> None:
         f"parameters, {found.cohort_size} of {found.n_clients} clients a round, "
         f"{found.uplink_bytes_per_client / 1024:.1f} KiB up a client and round."
     )
+
+
+def _print_report(runs: Sequence[Path], out: Path, title: str | None, quiet: bool) -> None:
+    from dqnfed.report.page import make_report
+
+    made = make_report(runs, out, title=title)
+    console.print(made.table)
+    for problem in made.problems:
+        errors.print(f"[yellow]note:[/yellow] {escape(str(problem))}", soft_wrap=True)
+    if not quiet:
+        console.print(f"report: {made.path}", soft_wrap=True)
 
 
 def _print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:

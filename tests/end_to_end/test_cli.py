@@ -157,7 +157,7 @@ def test_doctor_finds_nothing_wrong(dqnfed) -> None:  # type: ignore[no-untyped-
         (("compare", "digits", "--seeds", "a:b"), "seeds read 3"),
         (("compare", "digits", "--algorithms", "fedavgg"), "did you mean 'fedavg'"),
         (("resume", "nothing"), "is no run folder"),
-        (("report", "nothing"), "there is no folder nothing"),
+        (("report", "nothing"), "there is no run to report on"),
         (("list", "things"), "there are algorithms, presets, datasets"),
         (("predict", "nothing", "x.npy"), "is no run folder"),
         (("export", "nothing", "m.safetensors"), "no trained model"),

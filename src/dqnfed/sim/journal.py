@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dqnfed.core.problem import Problem
@@ -25,7 +26,7 @@ class Journal:
     def open(self, settings: Mapping[str, Any], clients: list[dict[str, Any]], problem: Problem) -> None:
         """Begin a new run."""
         self.clients = clients
-        self.environment = environment(" ".join(sys.argv), str(problem.theta0.device))
+        self.environment = environment(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), str(problem.theta0.device))
         if self.folder is not None:
             self.folder.begin(settings, self.clients, self.environment, self.columns)
 
