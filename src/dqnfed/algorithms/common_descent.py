@@ -34,7 +34,7 @@ from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_c
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths import step_length
-from dqnfed.maths.directions import DEAD, at_least_weights, compatible_rows, mean_step, rate_matching_weights
+from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
 from dqnfed.maths.quasi_newton import (
     Pairs,
     compact_inverse,
@@ -79,7 +79,8 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     growth: float = 2.0  # a step is at most this many times the last one, >= 1
     ridge: float = 1e-6  # on the Gramian of the unit rows, >= 0
     rate_bounds: float = 1000.0  # d_k/||g_k||^2 stays within this factor of the cohort's median, >= 1
-    drop_share: float = 0.0  # rows that may be dropped when they alone make a common descent impossible, in [0, 1)
+    drop_share: float = 0.0  # rows that may be dropped when they alone forbid or distort a common descent, in [0, 1)
+    drop_stretch: float = 2.0  # how many times longer than without it a row may make the step before it is dropped, > 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,6 +95,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         check_range(self, "ridge", low=0.0)
         check_range(self, "rate_bounds", low=1.0)
         check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
+        check_range(self, "drop_stretch", low=1.0, open_low=True)
 
     @abstractmethod
     def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor, pairs: Pairs) -> Tensor:
@@ -164,6 +166,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             search=Search(
                 direction=theta.new_zeros(n) if searches else none,
                 gradient=theta.new_zeros(n) if searches else none,
+                members=torch.zeros(n_clients if remembers else 0, dtype=torch.bool),
                 losses=per_client,
                 slopes=per_client.clone(),
                 length=torch.zeros((), dtype=torch.float64),
@@ -240,24 +243,22 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
         rates = self.wanted_rates(updates, squares)
-        weights, n_dropped = self._weights(M, rates)
+        weights, kept = self._weights(M, rates)
         u = metric_combination(weights, G, GP, metric, inverse)
         slopes = M @ weights
         norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
         if not np.isfinite(norm):
             return self._stationary(server, cohort, {"infeasible": 1.0})
         server = server._replace(metric=metric)
-        counted = squares > DEAD**2 * squares.max()
-        if n_dropped:
-            counted &= weights > 0
+        counted = kept & (squares > DEAD**2 * squares.max())
         asked = counted & (rates > 0)
         diagnostics = {
             "active": float((weights != 0).sum()),
             "worst_rate_met": float(np.min(slopes[asked] / rates[asked])) if norm > 0 and asked.any() else 0.0,
         }
-        if n_dropped:
-            diagnostics["rows_dropped"] = float(n_dropped)
-        sought = self._sought(server, updates, cohort, u, slopes, counted)
+        if not kept.all():
+            diagnostics["rows_dropped"] = float((~kept).sum())
+        sought = self._sought(server, updates, cohort, u, slopes, counted, kept)
         if int(server.n_steps) == 0 and self.seeks_length and norm > 0:
             length = float(probe_length(server.theta, u))
             return ServerStep(_with_search(server, sought, length, PROBING), Status.AGAIN, diagnostics)
@@ -271,12 +272,10 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         if self.metric == "identity" or int(server.n_steps) == 0:
             return server.metric
         if len(server.gradient_before):
-            same = bool(server.answered_before[cohort.clients].all()) and int(server.answered_before.sum()) == len(
-                cohort.clients
-            )
-            if not same:
+            again = server.answered_before[cohort.clients]  # the mean before was over these
+            if not 0 < int(server.answered_before.sum()) == int(again.sum()):
                 return server.metric
-            change = mean_step(updates.gradient) - server.gradient_before
+            change = mean_step(updates.gradient, again) - server.gradient_before
         elif updates.gradient_change.shape[-1]:
             change = mean_step(updates.gradient_change)
         else:
@@ -299,16 +298,17 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         bounded = np.clip(np.where(known, per_square, median), median / self.rate_bounds, median * self.rate_bounds)
         return np.asarray(bounded * squares)
 
-    def _weights(self, M: FloatArray, rates: FloatArray) -> tuple[FloatArray, int]:
+    def _weights(self, M: FloatArray, rates: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Return the weights of the gradients in the step, and which of the clients it is for."""
+        kept = np.ones(len(rates), dtype=np.bool_)
         if self.constraint == "exactly":
-            return rate_matching_weights(M, rates, ridge=self.ridge), 0
-        found = at_least_weights(M, rates, ridge=self.ridge)
-        if found.feasible or self.drop_share == 0.0:
-            return found.weights, 0
-        kept = compatible_rows(M, rates, ridge=self.ridge, max_share=self.drop_share)
+            return rate_matching_weights(M, rates, ridge=self.ridge), kept
+        if self.drop_share > 0.0:
+            limits = {"max_share": self.drop_share, "stretch": self.drop_stretch}
+            kept = undemanding_rows(M, rates, ridge=self.ridge, **limits)
         weights = np.zeros(len(rates))
         weights[kept] = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge).weights
-        return weights, int((~kept).sum())
+        return weights, kept
 
     def _free_length(self, updates: Any, cohort: Cohort, norm: float) -> float:
         """Return alpha under the rules that do not ask for curvature."""
@@ -362,17 +362,13 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         return ServerStep(self._moved(server, sought, alpha, alpha * norm, cohort), Status.NEXT, diagnostics)
 
     def _moved(self, server: DescentServer, sought: Search, alpha: float, norm: float, cohort: Cohort) -> DescentServer:
-        answered = server.answered_before
-        if len(answered):
-            answered = torch.zeros_like(answered)
-            answered[cohort.clients] = True
         return server._replace(
             theta=server.theta - alpha * sought.direction,
             theta_before=server.theta,
             step_norm=torch.tensor(norm, dtype=torch.float64),
             n_steps=server.n_steps + 1,
             gradient_before=sought.gradient if len(server.gradient_before) else server.gradient_before,
-            answered_before=answered,
+            answered_before=sought.members,
             search=_idle(server.search),
         )
 
@@ -394,6 +390,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         u: Tensor,
         slopes: FloatArray,
         counted: NDArray[np.bool_],
+        kept: NDArray[np.bool_],
     ) -> Search:
         """Return the step u with what the search for its length needs; clients that do not count have no slope."""
         losses = torch.full_like(server.search.losses, torch.nan)
@@ -401,8 +398,11 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         if len(losses):
             losses[cohort.clients] = updates.loss.double().cpu()
             per_client[cohort.clients] = torch.from_numpy(np.where(counted, slopes, np.nan))
-        gradient = mean_step(updates.gradient) if len(server.gradient_before) else server.search.gradient
-        return server.search._replace(direction=u, gradient=gradient, losses=losses, slopes=per_client)
+        gradient, members = server.search.gradient, server.search.members
+        if len(server.gradient_before):
+            gradient, members = mean_step(updates.gradient, torch.from_numpy(kept)), torch.zeros_like(members)
+            members[cohort.clients] = torch.from_numpy(kept)
+        return server.search._replace(direction=u, gradient=gradient, members=members, losses=losses, slopes=per_client)
 
     def _probed(self, server: DescentServer, updates: ProbeUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
         """Make the first step as long as the curvatures along it allow."""

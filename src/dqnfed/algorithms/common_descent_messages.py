@@ -14,6 +14,7 @@ class Search(NamedTuple):
 
     direction: Tensor  # [n] or [0]
     gradient: Tensor  # [n] or [0]  the cohort's mean gradient, kept if the step is accepted
+    members: Tensor  # [C] or [0]   whose mean it is
     losses: Tensor  # [C] or [0]    at theta, by client number
     slopes: Tensor  # [C] or [0]    first-order decreases g_k'u, by client number
     length: Tensor  # []

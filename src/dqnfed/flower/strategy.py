@@ -81,6 +81,7 @@ class Strategy(FlowerStrategy):
         self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
         self._cohort_size = cohort_size(participation, n_clients)
         self._algorithm = guarded(algorithm, self._policy).prepare(problem, n_clients, self._cohort_size)
+        self._fingerprint = repr(algorithm.prepare(problem, n_clients, self._cohort_size))  # what clients must run too
         self._out = None if out is None else Path(out)
         self._resume = resume and self._out is not None and (self._out / "checkpoint" / "checkpoint.json").is_file()
         self._patience, self._config, self._observers = patience, config, tuple(observers)
@@ -92,6 +93,7 @@ class Strategy(FlowerStrategy):
         self._phase: Tag = NEVER
         self._answers: Answers | None = None
         self._judged: dict[int, tuple[float, list[float]]] = {}
+        self._refusals: set[str] = set()  # why nodes did not say who they are
         self._grid: Grid
 
     def start(
@@ -274,7 +276,7 @@ class Strategy(FlowerStrategy):
         return ConfigRecord(
             {
                 "run": self._key,
-                "algorithm": repr(self._algorithm),
+                "algorithm": self._fingerprint,
                 "n-parameters": self._problem.n_parameters,
                 "n-clients": self._roster.n_clients,
                 "cohort-size": self._cohort_size,
@@ -310,9 +312,10 @@ class Strategy(FlowerStrategy):
         members = {**self._members_before(), **self._roster.members}
         absent = [client for client in range(self._roster.n_clients) if client not in members]
         if absent:
+            heard = f" Nodes that were asked: {'; '.join(sorted(self._refusals))}." if self._refusals else ""
             raise TimeoutError(
                 f"clients {absent} did not come within {self._patience:g} s; every client must be online before the "
-                "first round. Start their nodes, or wait longer with `patience`."
+                f"first round. Start their nodes, or wait longer with `patience`.{heard}"
             )
         ordered = [members[client] for client in range(self._roster.n_clients)]
         return Federation.elsewhere(
@@ -333,6 +336,7 @@ class Strategy(FlowerStrategy):
         found = sorted_out(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
         for node, why in found.faults.items():
             logger.warning("node %d does not say who it is, %s", node, why)
+            self._refusals.add(why)
         for node, content in found.contents.items():
             member = member_of(content)
             self._roster.enter(node, member, online)

@@ -154,6 +154,36 @@ def compatible_rows(
     return np.ones(len(d), dtype=np.bool_)
 
 
+def undemanding_rows(
+    M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol: float = 1e-12, max_share: float = 0.2, stretch: float
+) -> BoolArray:
+    """Return which rows to keep so that no single row makes the "at least" step `stretch` times as long as it would be.
+
+    A row that lies about its rate, or points against the others, is met at their expense: the step grows long for its
+    sake, and every curvature bound then shortens it. The row without which the step would be shortest goes first; at
+    most `max_share` of all rows are dropped, after those that leave no step at all (`compatible_rows`).
+    """
+    d = np.asarray(d, dtype=np.float64)
+    kept = compatible_rows(M, d, ridge=ridge, rtol=rtol, max_share=max_share)
+    n_left = int(max_share * len(d) + 1e-9) - int((~kept).sum())
+
+    def solved(rows: BoolArray) -> tuple[FloatArray, float]:
+        weights = np.zeros(len(d))
+        found = at_least_weights(M[np.ix_(rows, rows)], d[rows], ridge=ridge, rtol=rtol)
+        weights[rows] = found.weights
+        return weights, float(weights @ M @ weights) if found.feasible else np.inf
+
+    weights, square = solved(kept)
+    while n_left > 0 and np.isfinite(square) and kept.sum() > 1:
+        without = {int(k): solved(kept & (np.arange(len(d)) != k)) for k in np.flatnonzero(weights > 0.0)}
+        k = min(without, key=lambda row: without[row][1])
+        if not square > stretch**2 * without[k][1]:
+            break
+        kept = kept & (np.arange(len(d)) != k)
+        (weights, square), n_left = without[k], n_left - 1
+    return kept
+
+
 def gram_schmidt_step(G: Tensor, d: Tensor) -> GramSchmidtStep:
     """Return the paper's server step, literally: scaled Gram-Schmidt, lambda*, direction, eta (Sec. 4.2, eq. 9-16).
 

@@ -16,6 +16,7 @@ from dqnfed.maths.directions import (
     mean_step,
     rate_matching_step,
     rate_matching_weights,
+    undemanding_rows,
 )
 from dqnfed.maths.gramian import gramian
 from dqnfed.maths.solvers import min_norm_weights, unit_gramian
@@ -358,6 +359,31 @@ def test_a_conflict_of_many_is_not_solved_by_silencing_some() -> None:
 def test_agreeing_clients_are_all_kept() -> None:
     G, d = agreeing_rows(10, 50), positive_rates(10)
     assert compatible_rows(gramian(G).numpy(), d.numpy()).all()
+
+
+@pytest.mark.parametrize("liar", [0, 4, 9])
+def test_a_row_that_asks_for_too_much_is_left_out(liar: int) -> None:
+    M, d = gramian(agreeing_rows(10, 50)).numpy(), np.ones(10)
+    d[liar] = 1e3
+    alone = undemanding_rows(M, d, stretch=2.0)
+    assert np.flatnonzero(~alone).tolist() == [liar]
+    without = at_least_weights(np.delete(np.delete(M, liar, 0), liar, 1), np.delete(d, liar)).weights
+    np.testing.assert_array_equal(at_least_weights(M[np.ix_(alone, alone)], d[alone]).weights, without)
+
+
+def test_a_row_against_all_others_is_left_out_though_a_step_exists() -> None:
+    """In many dimensions there is a step even for a sign-flipped row; it is long, and the row pays nobody back."""
+    G = agreeing_rows(10, 50)
+    G[3] = -G[3]
+    M = gramian(G).numpy()
+    assert at_least_weights(M, np.ones(10)).feasible
+    assert np.flatnonzero(~undemanding_rows(M, np.ones(10), stretch=2.0)).tolist() == [3]
+
+
+def test_rows_that_ask_for_little_are_all_kept() -> None:
+    M, d = gramian(agreeing_rows(10, 50)).numpy(), positive_rates(10).numpy()
+    assert undemanding_rows(M, d, stretch=5.0).all()
+    assert undemanding_rows(M, 1e3 * d, max_share=0.0, stretch=1.01).all()
 
 
 # -- the mean ----------------------------------------------------------------------------------------------------------

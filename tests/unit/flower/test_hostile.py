@@ -1,0 +1,102 @@
+"""One client in ten lies: about its rate, about the size of its gradient, about its direction."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dqnfed import DQNFed, Evaluation, FedAvg, Policy, RunResult, run
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.federation import Examples, Federation
+from dqnfed.core.problem import Problem
+from dqnfed.experiments.config import read_config
+from dqnfed.experiments.experiment import build_problem
+from tests.helpers.bowls import Case, federation_of, labelled_clients, linear_model
+from tests.helpers.flower import Fault, deployed, scaled
+
+ROUNDS, LIAR = 20, 3
+LIES: dict[str, Fault] = {
+    "rate x 1e6": scaled(1e6, "rate"),
+    "gradient x 1e6": scaled(1e6, "gradient", "delta"),
+    "sign flipped, x 10": scaled(-10.0, "gradient", "delta"),
+}
+GUARDED = DQNFed(drop_share=0.2)  # a tenth of the clients lies; twice as many may be left out
+POLICY = Policy(max_update_norm=3.0, rate_bounds=10.0)
+SELDOM = Evaluation(every=ROUNDS, participants=False)
+
+
+def softmax_clients() -> Case:
+    problem = Problem.from_module(linear_model(6, 3), loss="cross-entropy", ridge=1e-2)
+    return Case(problem, federation_of(labelled_clients(10, 6)))
+
+
+def digits_clients() -> Case:
+    built = build_problem(read_config("digits", ["data.clients=10"]))
+    return Case(built.problem, built.federation)
+
+
+def without_the_liar(case: Case) -> Case:
+    others = torch.tensor([c for c in range(10) if c != LIAR])
+
+    def cut(part: Examples) -> Examples:
+        rows, sizes = part.rows(others), part.sizes[others]
+        return Examples(part.inputs[rows], part.targets[rows], torch.cat([torch.zeros(1).long(), sizes.cumsum(0)]))
+
+    federation = case.federation
+    return Case(case.problem, Federation(cut(federation.train), cut(federation.test), n_classes=federation.n_classes))
+
+
+def with_the_liar(algorithm: AnyAlgorithm, case: Case, policy: Policy, lie: Fault) -> RunResult:
+    return deployed(
+        algorithm,
+        case,
+        lambda moment: lie if moment.is_training and moment.client == LIAR else None,
+        rounds=ROUNDS,
+        policy=policy,
+        evaluation=SELDOM,
+    )
+
+
+def others_loss(result: RunResult, round: int = ROUNDS - 1) -> float:
+    losses = [float(row[4]) for row in result.client_rows if row[0] == round and row[1] != LIAR]
+    assert len(losses) == 9
+    return sum(losses) / 9
+
+
+def loss_without(algorithm: AnyAlgorithm, case: Case, policy: Policy) -> float:
+    small = without_the_liar(case)
+    result = run(algorithm, small.problem, small.federation, rounds=ROUNDS, policy=policy, evaluation=SELDOM)
+    return float(result.summary["train_loss"]["mean"])
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_does_not_steer_the_model(lie: str) -> None:
+    case = softmax_clients()
+    result = with_the_liar(GUARDED, case, POLICY, LIES[lie])
+    found = others_loss(result)
+    assert found <= 1.25 * loss_without(GUARDED, case, POLICY)
+    assert found <= 0.5 * others_loss(result, -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", LIES)
+def test_the_damage_is_bounded_on_a_network_too(lie: str) -> None:
+    """With more parameters than clients a flipped row stays feasible, so it costs more; the model still learns."""
+    result = with_the_liar(GUARDED, digits_clients(), POLICY, LIES[lie])
+    assert others_loss(result) <= 0.5 * others_loss(result, -1)
+
+
+def test_without_policies_a_huge_gradient_wrecks_fedavg() -> None:
+    case, trusting = softmax_clients(), Policy(max_update_norm=math.inf)
+    result = with_the_liar(FedAvg(lr=1.0), case, trusting, LIES["gradient x 1e6"])
+    assert not others_loss(result) <= 100 * others_loss(result, -1)
+
+
+def test_whom_the_policies_touched_is_written_down() -> None:
+    result = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["gradient x 1e6"])
+    for record in result.history[1:]:
+        assert LIAR in [note["client"] for note in record["clipped"]]
+    flipped = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["sign flipped, x 10"])
+    assert any(record["diagnostics"].get("rows_dropped", 0.0) > 0 for record in flipped.history[1:])
