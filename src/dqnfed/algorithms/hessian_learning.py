@@ -15,7 +15,7 @@ from dqnfed.core.algorithm import Algorithm, Cohort, check_choice, check_range
 from dqnfed.core.curvature import client_hessian, refuse_if_too_large
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import gather
-from dqnfed.maths.compressors import KINDS, Code, Compressor, compressed, compressor, expanded, mean_expanded
+from dqnfed.maths.compressors import KINDS, Code, Compressor, compressed, compressor, mean_expanded, moved_by
 from dqnfed.maths.symmetric import n_packed, packed, packed_norm
 
 S = TypeVar("S", bound=tuple[Any, ...])
@@ -94,7 +94,7 @@ class HessianLearner(Algorithm[S, M, U]):
         hessian = packed(client_hessian(problem, task, theta))
         difference = hessian - estimate
         code = compressed(how, difference, task.noise)
-        moved = estimate + self.learning_rate(how) * expanded(how, code)
+        moved = moved_by(how, estimate, code, self.learning_rate(how))
         return Learnt(code, packed_norm(difference, how.d), moved, hessian)
 
     def none_known(self, problem: Problem, n_clients: int) -> Known:

@@ -97,6 +97,13 @@ def expanded(how: Compressor, code: Code) -> Tensor:
     return zeros.scatter(0, code.places.long(), code.values)
 
 
+def moved_by(how: Compressor, v: Tensor, code: Code, alpha: float) -> Tensor:
+    """Return v + alpha times what the code stands for, in as few passes over v as there can be."""
+    if how.kind in ("top", "random"):
+        return v.scatter_add(0, code.places.long(), alpha * code.values)
+    return torch.add(v, expanded(how, code), alpha=alpha)
+
+
 def mean_expanded(how: Compressor, codes: Code, n: int) -> Tensor:
     """Return the sum of the stacked codes' matrices over n, as an upper triangle, without a matrix per client."""
     if how.kind == "identity":

@@ -35,9 +35,9 @@ def _places(d: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _is_diagonal(d: int, device: torch.device) -> Tensor:
-    rows, columns = torch.triu_indices(d, d, device=device)
-    return torch.eq(rows, columns)
+def _diagonal(d: int, device: torch.device) -> Tensor:
+    i = torch.arange(d, device=device)
+    return i * d - i * (i - 1) // 2
 
 
 def packed(M: Tensor) -> Tensor:
@@ -53,14 +53,15 @@ def unpacked(v: Tensor, d: int) -> Tensor:
 
 def packed_norm(v: Tensor, d: int) -> Tensor:
     """Return the Frobenius norm of the symmetric matrix with upper triangle v: off-diagonal entries count twice."""
-    once = v.square() * _is_diagonal(d, v.device)
-    return (2.0 * v.square().sum() - once.sum()).clamp(min=0.0).sqrt()
+    squares = v.square()
+    return (2.0 * squares.sum() - squares[_diagonal(d, v.device)].sum()).clamp(min=0.0).sqrt()
 
 
 def glm_hessian(A: Tensor, weights: Tensor, ridge: float = 0.0) -> Tensor:
     """Return A' diag(weights) A + ridge I for rows A [N, d]: one matrix product, never a loop over examples."""
     H = A.T @ (weights[:, None] * A)
-    return H + ridge * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) if ridge else H
+    torch.diagonal(H).add_(ridge)  # in place: the matrices of all clients are too large to copy for their diagonals
+    return H
 
 
 def damped_factor(H: Tensor, damping: float | Tensor = 0.0) -> Tensor:
@@ -82,14 +83,13 @@ def factored_solution(factor: Tensor, b: Tensor) -> Tensor:
 
 
 def eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues [..., d], ascending, and eigenvectors [..., d, d]; NaN where M is not finite.
+    """Return the eigenvalues [..., d], ascending and NaN where M is not finite, and the eigenvectors [..., d, d].
 
     LAPACK gives up on a matrix with NaN, and with it on the whole batch; here only the client that sent it is lost.
     """
-    is_finite = torch.isfinite(M).all(-1, keepdim=True).all(-2, keepdim=True)
-    values, vectors = torch.linalg.eigh(torch.where(is_finite, M, torch.zeros_like(M)))
-    lost = torch.full_like(values[..., :1], torch.nan)
-    return torch.where(is_finite[..., 0], values, lost), torch.where(is_finite, vectors, lost[..., None])
+    is_finite = torch.isfinite(M.sum(dim=(-2, -1), keepdim=True))  # a sum is finite only if every entry is
+    values, vectors = torch.linalg.eigh(torch.where(is_finite, M, M.new_zeros(())))
+    return torch.where(is_finite[..., 0], values, values.new_full((), torch.nan)), vectors
 
 
 def positive_solution(H: Tensor, b: Tensor) -> Tensor:

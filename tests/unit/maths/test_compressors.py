@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.tensors import stack
-from dqnfed.maths.compressors import Compressor, compressed, compressor, expanded, mean_expanded
+from dqnfed.maths.compressors import Compressor, compressed, compressor, expanded, mean_expanded, moved_by
 from dqnfed.maths.symmetric import n_packed, packed, packed_norm, unpacked
 
 D = 9
@@ -76,6 +76,13 @@ def test_mean_of_codes_is_the_mean_of_their_matrices(kind: str) -> None:
     codes = [compressed(how, triangle(seed), uniform(seed)) for seed in range(5)]
     expected = torch.stack([expanded(how, code) for code in codes]).sum(0) / 8
     torch.testing.assert_close(mean_expanded(how, stack(codes), 8), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["rank", "top", "random", "identity"])
+def test_moving_by_a_code_adds_its_matrix(kind: str) -> None:
+    how, v = compressor(kind, 4, D), triangle(1)
+    code = compressed(how, triangle(2), uniform(2))
+    torch.testing.assert_close(moved_by(how, v, code, 0.3), v + 0.3 * expanded(how, code), rtol=1e-12, atol=1e-12)
 
 
 def test_bits_count_values_and_indices() -> None:

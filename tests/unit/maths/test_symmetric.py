@@ -81,4 +81,3 @@ def test_one_broken_matrix_does_not_cost_the_batch_its_eigenpairs() -> None:
     rebuilt = vectors[0] @ torch.diag(values[0]) @ vectors[0].T
     torch.testing.assert_close(rebuilt, symmetric(3, 2), rtol=1e-12, atol=1e-12)
     assert bool(values[1].isnan().all())
-    assert bool(vectors[1].isnan().all())
