@@ -133,7 +133,7 @@ def _played(
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
     last_saved = time.monotonic()
-    with interrupt_flag() as interrupted:
+    with interrupt_flag() as interrupted, told_of_failure(observers):
         while state.round < setup.rounds and not state.stopped and not interrupted.is_set():
             record, rows = play_round(setup, state)
             journal.add(record, rows)
@@ -148,6 +148,17 @@ def _played(
     for observer in observers:
         observer.end(result.summary)
     return result
+
+
+@contextmanager
+def told_of_failure(observers: Sequence[Observer]) -> Iterator[None]:
+    """Tell the observers that the run failed, if it does, so that they can close what they opened."""
+    try:
+        yield
+    except BaseException as error:
+        for observer in observers:
+            observer.end({"status": "failed", "reason": str(error)})
+        raise
 
 
 def cohort_size(participation: float, n_clients: int) -> int:

@@ -406,3 +406,26 @@ def test_validation_examples_are_scored_when_asked() -> None:
     found = judge(problem, result.theta, federation.validation, torch.arange(3)).score
     assert found is not None
     assert result.accuracy["mean"] == pytest.approx(float(found.mean()))
+
+
+def test_observers_are_told_when_a_run_fails() -> None:
+    """A progress bar or tracker can close what it opened, and the error still reaches the caller."""
+
+    class Listener:
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def start(self, out: object, config: object) -> None:
+            self.heard.append("start")
+
+        def round(self, record: object) -> None:
+            raise RuntimeError("the disk is on fire")
+
+        def end(self, summary: dict[str, str]) -> None:
+            self.heard.append(summary["status"])
+
+    listener = Listener()
+    case = quadratic_bowl()
+    with pytest.raises(RuntimeError, match="on fire"):
+        run(FedAvg(), case.problem, case.federation, rounds=2, observers=[listener])  # type: ignore[list-item]
+    assert listener.heard == ["start", "failed"]
