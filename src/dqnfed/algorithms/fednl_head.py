@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, Theta, check_choice, check_range
-from dqnfed.core.curvature import client_gradient
+from dqnfed.core.curvature import LOSS_PASSES, client_gradient
 from dqnfed.core.heads import Head, head_features, head_hessians, last_layer
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
@@ -152,4 +152,4 @@ class FedNLHead(Algorithm[FedNLHeadServer, FedNLHeadMemory, FedNLHeadUpdate]):
         return ServerStep(FedNLHeadServer(theta, total, is_known, server.places), Status.NEXT, {"shift": float(shift)})
 
     def passes(self, sent: Theta) -> float:
-        return float(self.epochs) + 2.0  # the head's gradient, and the passes that read its features
+        return float(self.epochs) + 1.0 + 2.0 * LOSS_PASSES  # the head's gradient, its features and its outputs

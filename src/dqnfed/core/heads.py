@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dqnfed.core.problem import Problem, Task
 
@@ -53,10 +53,34 @@ def last_layer(problem: Problem) -> Head:
 
 
 def head_features(problem: Problem, task: Task, theta: Tensor, head: Head) -> Tensor:
-    """Return what the head sees [N, columns], the last column being 1 if there is a bias.
+    """Return what the head sees [N, columns], the last column being 1 if there is a bias."""
+    layer = _layer(problem, head)
+    features = _overheard(problem, task, theta, layer) if layer is not None else _read(problem, task, theta, head)
+    return torch.cat([features, torch.ones_like(features[:, :1])], dim=1) if head.has_bias else features
 
-    Unit vectors in the head's weights make the outputs read the features, as many at a time as there are classes.
-    """
+
+def _layer(problem: Problem, head: Head) -> nn.Linear | None:
+    """Return the module of the head, if the problem was made from modules and it is an ordinary linear layer."""
+    if problem.module is None:
+        return None
+    name = problem.layout[-2 if head.has_bias else -1][0].rpartition(".")[0]
+    found = problem.module.get_submodule(name)
+    return found if isinstance(found, nn.Linear) else None
+
+
+def _overheard(problem: Problem, task: Task, theta: Tensor, layer: nn.Linear) -> Tensor:
+    """Return the layer's inputs in one forward pass."""
+    heard: list[Tensor] = []
+    listener = layer.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    try:
+        problem.predict(theta, task.inputs)
+    finally:
+        listener.remove()
+    return heard[0].reshape(len(task.mask), -1)
+
+
+def _read(problem: Problem, task: Task, theta: Tensor, head: Head) -> Tensor:
+    """Return the head's inputs, read off the outputs: unit vectors as weights show as many as there are classes."""
     blocks = []
     body = theta[: head.start]
     for first in range(0, head.n_features, head.n_classes):
@@ -65,8 +89,7 @@ def head_features(problem: Problem, task: Task, theta: Tensor, head: Head) -> Te
         weight[:n_read, first : first + n_read] = torch.eye(n_read, dtype=theta.dtype, device=theta.device)
         reading = torch.cat([body, weight.reshape(-1), theta.new_zeros(head.n_classes * int(head.has_bias))])
         blocks.append(problem.predict(reading, task.inputs)[:, :n_read])
-    features = torch.cat(blocks, dim=1)
-    return torch.cat([features, torch.ones_like(features[:, :1])], dim=1) if head.has_bias else features
+    return torch.cat(blocks, dim=1)
 
 
 def head_hessians(features: Tensor, outputs: Tensor, mask: Tensor, *, is_full: bool) -> Tensor:

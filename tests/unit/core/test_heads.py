@@ -1,5 +1,7 @@
 """The last linear layer: found, read, and bent exactly."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -29,6 +31,8 @@ def test_features_are_what_the_head_sees(bias: bool) -> None:
     features = head_features(problem, task, problem.theta0, head)
     weights = problem.theta0[head.places()]  # [classes, columns]
     torch.testing.assert_close(features @ weights.T, problem.predict(problem.theta0, task.inputs))
+    without_module = dataclasses.replace(problem, module=None)
+    torch.testing.assert_close(head_features(without_module, task, problem.theta0, head), features)
 
 
 @pytest.mark.parametrize("bias", [True, False])
