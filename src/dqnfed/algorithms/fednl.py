@@ -124,7 +124,9 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
             shift, step = 0.0, projected_solution(hessian, gradient, self.mu or MIN_MU)
         else:
             shift = float(updates.error.mean())
-            step = positive_solution(hessian + shift * torch.eye(n, dtype=hessian.dtype), gradient)
+            step = positive_solution(
+                hessian + shift * torch.eye(n, dtype=hessian.dtype, device=hessian.device), gradient
+            )
         known = self.next_known(server.known, updates.code, cohort, n)
         return ServerStep(FedNLServer(server.theta - step, known, server.has_begun), Status.NEXT, {"shift": shift})
 

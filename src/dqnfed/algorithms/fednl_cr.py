@@ -131,7 +131,7 @@ class FedNLCR(HessianLearner[FedNLCRServer, FedNLCRMemory, Start | FedNLCRUpdate
             begun = FedNLCRServer(server.theta, known, updates.lipschitz.mean(), torch.tensor(True))
             return ServerStep(begun, Status.AGAIN)
         n, shift = len(server.theta), updates.error.mean()
-        curvature = unpacked(server.known.mean(), n) + shift * torch.eye(n, dtype=shift.dtype)
+        curvature = unpacked(server.known.mean(), n) + shift * torch.eye(n, dtype=shift.dtype, device=shift.device)
         found = cubic_step(curvature, updates.gradient.mean(0), float(server.lipschitz))
         known = self.next_known(server.known, updates.code, cohort, n)
         changed = server._replace(theta=server.theta - found.step, known=known)
