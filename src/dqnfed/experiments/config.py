@@ -99,6 +99,13 @@ class PolicyBlock(Block):
     rate_bounds: float | None = Field(default=None, ge=1)
 
 
+class PrivacyBlock(Block):
+    """Gaussian noise on what deployed clients send; off by default."""
+
+    clip: float | None = Field(default=None, gt=0)  # largest norm of an answer; None: no clipping, no noise
+    noise_multiplier: float = Field(default=0.0, ge=0)  # standard deviation of the noise over `clip`
+
+
 class RunBlock(Block):
     """Seed, machine and files."""
 
@@ -136,6 +143,7 @@ class Config(Block):
     train: TrainBlock = TrainBlock()
     eval: EvalBlock = EvalBlock()
     policy: PolicyBlock = PolicyBlock()
+    privacy: PrivacyBlock = PrivacyBlock()
     run: RunBlock = RunBlock()
     track: TrackBlock = TrackBlock()
     compare: CompareBlock = CompareBlock()

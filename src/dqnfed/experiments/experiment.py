@@ -159,6 +159,8 @@ def run_experiment(
     config: Config, out: Path | None, *, observers: Sequence[Any] = (), resume: bool = False
 ) -> RunResult:
     """Return the result of a config's experiment."""
+    if config.privacy.clip is not None:
+        raise ConfigError("`privacy` is for deployed clients, but this is the simulator; leave the block out.")
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     experiment = build_experiment(config)

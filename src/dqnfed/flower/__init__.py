@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dqnfed.flower.client_app import Client as Client
-    from dqnfed.flower.client_app import client_app as client_app
+    from dqnfed.flower.client import Client as Client
+    from dqnfed.flower.client import client_app as client_app
     from dqnfed.flower.in_process import InProcessGrid as InProcessGrid
     from dqnfed.flower.in_process import run_in_process as run_in_process
     from dqnfed.flower.privacy import Privacy as Privacy
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 # Flower is an extra, and `dqnfed new-app` must not wait for its import: names are looked up when used.
 _HOMES = {
-    "Client": "dqnfed.flower.client_app",
+    "Client": "dqnfed.flower.client",
     "InProcessGrid": "dqnfed.flower.in_process",
     "Privacy": "dqnfed.flower.privacy",
     "Strategy": "dqnfed.flower.strategy",
-    "client_app": "dqnfed.flower.client_app",
+    "client_app": "dqnfed.flower.client",
     "run_in_process": "dqnfed.flower.in_process",
 }
 __all__ = list(_HOMES)

@@ -1,0 +1,65 @@
+"""From a config to the two sides of a deployment on Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dqnfed.core.federation import Federation
+from dqnfed.core.problem import Problem
+from dqnfed.core.screening import Policy
+from dqnfed.experiments.config import Config, read_config
+from dqnfed.experiments.experiment import build_algorithm, chosen_device
+from dqnfed.flower.client import Client
+from dqnfed.flower.privacy import Privacy
+from dqnfed.flower.strategy import Strategy
+from dqnfed.sim.state import Evaluation
+
+
+def app_config(file: Path, run_config: Mapping[str, Any]) -> Config:
+    """Return the experiment of an app's TOML file with the changes of Flower's run config."""
+    named = {"algorithm": "algorithm.name", "rounds": "train.rounds", "seed": "run.seed", "clients": "data.clients"}
+    changes = [f"{key}={_toml(run_config[name])}" for name, key in named.items() if name in run_config]
+    changes += [change.strip() for change in str(run_config.get("set", "")).split(";") if change.strip()]
+    return read_config(str(file), changes)
+
+
+def deployed_client(config: Config, problem: Problem, data: Federation) -> Client:
+    """Return what one client brings, on its device."""
+    _use_threads(config)
+    device = chosen_device(config.run.device)
+    privacy = None
+    if config.privacy.clip is not None:
+        privacy = Privacy(clip=config.privacy.clip, noise_multiplier=config.privacy.noise_multiplier)
+    return Client(build_algorithm(config), problem.to(device), data.to(device), privacy)
+
+
+def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str, Any]) -> Strategy:
+    """Return the server's strategy; `clients`, `out`, `resume` and `patience` come from Flower's run config."""
+    _use_threads(config)
+    out = str(run_config.get("out", ""))
+    return Strategy(
+        build_algorithm(config),
+        problem.to(chosen_device(config.run.device)),
+        n_clients=int(run_config["clients"]),
+        participation=config.train.participation,
+        seed=config.run.seed,
+        evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
+        policy=Policy(**config.policy.model_dump()),
+        out=Path(out) if out else None,
+        resume=bool(run_config.get("resume", False)),
+        patience=float(run_config.get("patience", 600.0)),
+        config=config.as_dict(),
+    )
+
+
+def _use_threads(config: Config) -> None:
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)

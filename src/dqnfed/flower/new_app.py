@@ -1,0 +1,51 @@
+"""A ready Flower app in a new folder: `dqnfed new-app DIR`."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+FILES = {  # template -> path in the app
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "experiment.toml": "{package}/experiment.toml",
+    "task.py": "{package}/task.py",
+    "client_app.py": "{package}/client_app.py",
+    "server_app.py": "{package}/server_app.py",
+    "__main__.py": "{package}/__main__.py",
+    "__init__.py": "{package}/__init__.py",
+}
+
+
+def new_app(folder: Path, *, clients: int = 3, algorithm: str = "dqn-fed", rounds: int = 10) -> list[Path]:
+    """Return the files of a new Flower app, written to a folder that is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} already exists and is not an empty folder; choose another name.")
+    if clients < 1:
+        raise ValueError(f"an app needs at least one client, but {clients} were asked for.")
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
+    if not name or not name[0].isalpha():
+        raise ValueError(f"'{folder.name}' cannot name a Python package; use letters first, as in `my-federation`.")
+    words = {
+        "name": name,
+        "package": name.replace("-", "_"),
+        "clients": str(clients),
+        "algorithm": algorithm,
+        "rounds": str(rounds),
+        "out": (folder.resolve() / "run").as_posix(),
+    }
+    written = []
+    for template, place in FILES.items():
+        text = (resources.files("dqnfed.flower") / "app_template" / f"{template}.txt").read_text(encoding="utf-8")
+        path = folder / place.format(package=words["package"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_filled(text, words), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def _filled(text: str, words: dict[str, str]) -> str:
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text
