@@ -104,3 +104,27 @@ def test_an_answer_may_share_its_memory() -> None:
     answer = store.get(everyone, tasks(everyone)).notes  # a method that sends what it keeps
     store.put(torch.tensor([0, 2]), Diary(torch.ones(2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)))
     assert answer.tolist() == [[0.0, 0.0]] * 3
+
+
+def test_rows_handed_out_stay_as_they_were_when_newcomers_arrive() -> None:
+    """Clients 0 and 1 are handed out whole, client 2 arrives, then client 0 changes: the old hand-out must not."""
+    store, tasks = store_of(Visited(), 6)
+    pair, third = torch.tensor([0, 1]), torch.tensor([2])
+    store.put(pair, store.get(pair, tasks(pair)))
+    handed_out = store.get(pair, tasks(pair))
+    before = map_tensors(Tensor.clone, handed_out)
+    store.put(third, store.get(third, tasks(third)))
+    first = torch.tensor([0])
+    store.put(first, Diary(torch.full((1,), 99.0), torch.full((1, 2), 99.0, dtype=torch.float64)))
+    assert all(torch.equal(a, b) for a, b in zip(handed_out, before, strict=True))
+
+
+def test_room_is_reserved_once_and_filled_as_clients_arrive() -> None:
+    store, tasks = store_of(Visited(), 6)
+    places = set()
+    for client in range(5):
+        one = torch.tensor([client])
+        store.put(one, store.get(one, tasks(one)))
+        places.add(store.rows.notes.data_ptr())
+        assert len(store.rows.notes) == client + 1
+    assert len(places) == 1  # never copied
