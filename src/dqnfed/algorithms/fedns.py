@@ -61,7 +61,7 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
     optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"convex"})
 
-    rows: int = 20  # of the sketch, >= 1
+    rows: int = 20  # of the sketch; 0: none, a gradient step
     sketch: str = "gaussian"  # gaussian | rademacher
     damping: float | None = None  # added to the sketched Hessian, > 0; None: the problem's ridge
     sufficient: float = 0.1  # share of the first-order decrease that a trial must reach, in (0, 1)
@@ -69,7 +69,7 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "rows", low=1)
+        check_range(self, "rows", low=0)
         check_choice(self, "sketch", KINDS)
         if self.damping is not None:
             check_range(self, "damping", low=0.0, open_low=True)

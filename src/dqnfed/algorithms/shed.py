@@ -92,14 +92,14 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
     optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"convex"})
 
-    pairs: int = 10  # new eigenpairs a round, >= 1; more than there are parameters sends them all
+    pairs: int = 10  # new eigenpairs a round; 0: none, a gradient step; as many as parameters: all at once
     rest: str = "next"  # next: the largest eigenvalue not sent | middle: between it and the smallest
     sufficient: float = 0.1  # share of the first-order decrease that a trial must reach, in (0, 1)
     shrink: float = 0.5  # factor between trials, in (0, 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "pairs", low=1)
+        check_range(self, "pairs", low=0)
         check_choice(self, "rest", ("next", "middle"))
         check_range(self, "sufficient", low=0.0, high=1.0, open_low=True, open_high=True)
         check_range(self, "shrink", low=0.0, high=1.0, open_low=True, open_high=True)

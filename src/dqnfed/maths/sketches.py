@@ -17,7 +17,7 @@ def sketch(keys: Tensor, n_rows: int, n_columns: int, *, kind: str = "gaussian",
     device = keys.device
     counter = torch.arange(n_rows, device=device)[:, None] * _COLUMNS + torch.arange(n_columns, device=device)
     first = _uniform(counter, keys[0], dtype)
-    scale = float(n_rows) ** -0.5
+    scale = float(max(n_rows, 1)) ** -0.5
     if kind == "rademacher":
         return torch.where(first < 0.5, -scale, scale).to(dtype)
     second = _uniform(counter, keys[1], dtype)

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch.func import vmap
 
 from dqnfed.algorithms.distributed_newton import DistributedNewton
-from dqnfed.algorithms.fednew import FedNew
+from dqnfed.algorithms.fednew import FedNew, FedNewMemory, FedNewUpdate, Fresh
 from dqnfed.algorithms.q_fednew import QFedNew
+from dqnfed.core.problem import Task
 from tests.helpers.convex import gradients, hessians, least_squares, logistic, played
 
 
@@ -15,18 +17,24 @@ def test_duals_sum_to_zero() -> None:
 
 
 def test_many_passes_at_one_point_give_the_damped_newton_step() -> None:
-    """One ADMM pass a round; with the curvature frozen and a linear slope the passes add up on a quadratic."""
+    """The outer rounds move theta; with theta held, the ADMM passes alone converge to Newton's direction."""
     convex = least_squares()
     theta = convex.problem.theta0
-    g, H = gradients(convex, theta), hessians(convex, theta)
-    rho, alpha = 0.5, 0.2
-    eye = torch.eye(len(theta), dtype=torch.float64)
-    dual, y = torch.zeros_like(g), torch.zeros_like(theta)
-    for _ in range(3000):
-        own = torch.linalg.solve(H + (alpha + rho) * eye, g - dual + rho * y)
-        y = own.mean(0)
-        dual = dual + rho * (own - y)
-    torch.testing.assert_close(y, torch.linalg.solve(H.mean(0) + alpha * eye, g.mean(0)), rtol=1e-9, atol=1e-10)
+    algorithm = FedNew(rho=0.5, alpha=0.2)
+    tasks = convex.tasks
+    memory = vmap(lambda task: algorithm.init_memory(convex.problem, task))(tasks)
+    common = torch.zeros_like(theta)
+    for _ in range(300):
+        sent = Fresh(theta, common)
+
+        def one_pass(task: Task, kept: FedNewMemory, sent: Fresh = sent) -> tuple[FedNewUpdate, FedNewMemory]:
+            return algorithm.client_step(convex.problem, task, sent, kept)
+
+        updates, memory = vmap(one_pass)(tasks, memory)
+        common = updates.step.mean(0)
+    damped = hessians(convex, theta).mean(0) + 0.2 * torch.eye(len(theta), dtype=torch.float64)
+    expected = torch.linalg.solve(damped, gradients(convex, theta).mean(0))
+    torch.testing.assert_close(common, expected, rtol=1e-8, atol=1e-9)
 
 
 def test_rounds_follow_the_admm_recursion() -> None:

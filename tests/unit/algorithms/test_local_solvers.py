@@ -4,16 +4,19 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.func import vmap
 
 from dqnfed.algorithms.disco import DiSCO
 from dqnfed.algorithms.distributed_newton import DistributedNewton, DistributedNewtonUpdate
-from dqnfed.algorithms.fedns import FedNS
+from dqnfed.algorithms.fedns import FedNS, FedNSUpdate
 from dqnfed.algorithms.giant import GIANT
 from dqnfed.algorithms.local_newton import LocalNewton
 from dqnfed.algorithms.newton import Newton
 from dqnfed.algorithms.shed import SHED, is_renewal
 from dqnfed.core.algorithm import Cohort
+from dqnfed.core.curvature import hessian_root
 from dqnfed.experiments.convex_problems import client_losses, weighted_minimiser
+from dqnfed.maths.conjugate_gradient import cg_solution
 from tests.helpers.convex import (
     gradients,
     hessians,
@@ -127,6 +130,15 @@ def test_shed_with_all_pairs_at_a_renewal_is_newton() -> None:
     torch.testing.assert_close(run.thetas[1], expected, rtol=1e-9, atol=1e-10)
 
 
+def test_shed_without_pairs_is_a_gradient_step() -> None:
+    convex = logistic()
+    run = played(SHED(pairs=0), convex, 1)
+    largest = torch.linalg.eigvalsh(hessians(convex, run.thetas[0]))[:, -1]
+    step = gradients(convex, run.thetas[0]).mean(0) / largest.mean()
+    length = run.records[0]["diagnostics"]["length"]
+    torch.testing.assert_close(run.thetas[1], run.thetas[0] - length * step, rtol=1e-10, atol=1e-12)
+
+
 def test_shed_with_one_pair_uses_the_second_eigenvalue_for_the_rest_and_dominates() -> None:
     convex = logistic()
     run = played(SHED(pairs=1), convex, 1)
@@ -163,6 +175,32 @@ def test_fedns_with_many_rows_is_newton_and_unbiased() -> None:
     theta = played(FedNS(rows=20_000), convex, 1).thetas[1]
     step = newton_step(convex, convex.problem.theta0)
     assert float((theta + step).norm()) <= 0.1 * float(step.norm())  # relative error of order sqrt(n / rows)
+
+
+def test_fedns_with_the_whole_root_is_newton_and_without_rows_a_gradient_step() -> None:
+    convex = logistic()
+    algorithm = FedNS(damping=convex.problem.ridge)
+    server, theta = algorithm.init_server(convex.problem, 4), convex.problem.theta0
+    roots = vmap(lambda task: hessian_root(convex.problem, task, theta))(convex.tasks)
+    losses = client_losses(convex.problem, convex.federation, theta)
+    cohort = Cohort(torch.arange(4), torch.ones(4), 4, 0)
+    whole = algorithm.server_step(server, FedNSUpdate(gradients(convex, theta), losses, roots), cohort).server
+    torch.testing.assert_close(whole.search.step, newton_step(convex, theta), rtol=1e-10, atol=1e-11)
+    none = algorithm.server_step(server, FedNSUpdate(gradients(convex, theta), losses, roots[:, :0]), cohort).server
+    torch.testing.assert_close(none.search.step, gradients(convex, theta).mean(0) / convex.problem.ridge)
+    run = played(FedNS(rows=0), convex, 1)
+    moved = run.thetas[0] - run.thetas[1]
+    expected = run.records[0]["diagnostics"]["length"] * none.search.step
+    torch.testing.assert_close(moved, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_one_client_makes_giant_newton_by_conjugate_gradients() -> None:
+    convex = logistic(n_clients=1)
+    start = convex.problem.theta0
+    run = played(GIANT(cg_steps=3), convex, 1)
+    H, g = hessians(convex, start)[0], gradients(convex, start)[0]
+    step = run.records[0]["diagnostics"]["length"] * cg_solution(lambda v: H @ v, g, n_iterations=3)
+    torch.testing.assert_close(run.thetas[1], start - step, rtol=1e-10, atol=1e-12)
 
 
 def test_fedns_draws_a_fresh_sketch_each_round_and_counts_it() -> None:
