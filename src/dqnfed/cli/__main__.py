@@ -1,0 +1,5 @@
+"""`python -m dqnfed.cli`."""
+
+from dqnfed.cli import main
+
+main()

@@ -1,0 +1,178 @@
+"""What all commands share: the application, its options, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+app = typer.Typer(
+    name="dqnfed",
+    help="Fair and fast federated learning: DQN-Fed, the methods it is compared with, and honest fairness reports.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+errors = Console(stderr=True)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every dropped or clipped client, every checkpoint.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config key, e.g. train.lr=0.3.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/<preset>-<time>.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where datasets lie; default: $DQNFED_DATA, else data.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory from three rounds; write nothing.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to train.")]
+
+
+def read_settings(
+    experiment: str,
+    algorithm: str | None,
+    rounds: int | None,
+    seed: int | None,
+    changes: Sequence[str] | None,
+    data_dir: Path | None,
+) -> Any:
+    from dqnfed.experiments.config import read_config
+
+    extra = list(changes or [])
+    if rounds is not None:
+        extra.append(f"train.rounds={rounds}")
+    if seed is not None:
+        extra.append(f"run.seed={seed}")
+    if data_dir is not None:
+        extra.append(f"data.dir={json.dumps(str(data_dir))}")
+    config = read_config(experiment, extra)
+    return config if algorithm is None else config.with_algorithm(algorithm)
+
+
+def own_settings(
+    data: Path,
+    client: str | None,
+    label: str | None,
+    group: str | None,
+    drop: str,
+    task: str,
+    score: str | None,
+    model: str,
+    experiment: str | None,
+    algorithm: str | None,
+    rounds: int | None,
+    seed: int | None,
+    changes: Sequence[str] | None,
+) -> Any:
+    from dqnfed.experiments.config import read_config
+    from dqnfed.experiments.data_commands import own_config
+
+    if client is None or label is None:
+        raise ValueError(
+            "your own table needs --client and --label: the columns that say whose a row is and what is learnt."
+        )
+    extra = list(changes or [])
+    if rounds is not None:
+        extra.append(f"train.rounds={rounds}")
+    if seed is not None:
+        extra.append(f"run.seed={seed}")
+    config = own_config(
+        data,
+        client=client,
+        label=label,
+        group=group,
+        drop=tuple(part.strip() for part in drop.split(",") if part.strip()),
+        task=task,
+        score=score,
+        model=model,
+        base=read_config(experiment) if experiment else None,
+        changes=tuple(extra),
+    )
+    return config if algorithm is None else config.with_algorithm(algorithm)
+
+
+def print_notes(config: Any, quiet: bool) -> None:
+    from dqnfed.experiments.data_source import data_source
+
+    own = data_source(config.data, config.run.seed, config.eval.score).own
+    if own is not None and not quiet:
+        for note in own.notes:
+            console.print(escape(note), soft_wrap=True, highlight=False)
+
+
+def observers_of(config: Any, quiet: bool) -> Callable[[str], Sequence[Any]]:
+    from dqnfed.experiments.progress import ProgressBar
+    from dqnfed.experiments.trackers import make_trackers
+
+    def made(label: str) -> Sequence[Any]:
+        trackers = make_trackers([name for name, wanted in config.track.model_dump().items() if wanted])
+        return trackers if quiet or not console.is_terminal else [ProgressBar(console, label), *trackers]
+
+    return made
+
+
+def print_estimate(config: Any) -> None:
+    from dqnfed.experiments.estimate import estimate
+
+    found = estimate(config)
+    console.print(
+        f"{config.algorithm.name} on {config.name}: about {found.seconds:.0f} s for {config.train.rounds} rounds "
+        f"({1000 * found.seconds_per_round:.1f} ms a round), {found.peak_megabytes:.0f} MB; {found.n_parameters:,} "
+        f"parameters, {found.cohort_size} of {found.n_clients} clients a round, "
+        f"{found.uplink_bytes_per_client / 1024:.1f} KiB up a client and round."
+    )
+
+
+def print_report(runs: Sequence[Path], out: Path, title: str | None, quiet: bool) -> None:
+    from dqnfed.report.page import make_report
+
+    made = make_report(runs, out, title=title)
+    console.print(made.table)
+    for problem in made.problems:
+        errors.print(f"[yellow]note:[/yellow] {escape(str(problem))}", soft_wrap=True)
+    if not quiet:
+        console.print(f"report: {made.path}", soft_wrap=True)
+
+
+def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
+    accuracy = summary["accuracy"]
+    rho = "" if summary["rho_mean"] is None else f", improved clients {100 * summary['rho_mean']:.1f} %"
+    console.print(
+        f"{summary['algorithm']} on {summary['name']}, {summary['rounds']} rounds: {summary['score']} mean "
+        f"{accuracy['mean']:.2f}, std {accuracy['std']:.2f}, worst 10 % {accuracy['worst10']:.2f}, best 10 % "
+        f"{accuracy['best10']:.2f}{rho}"
+    )
+    if summary["reason"]:
+        console.print(f"ended early: {summary['reason']}")
+    if not quiet:
+        console.print(f"run folder: {folder}")
+    if summary["status"] == "interrupted":
+        console.print(f"interrupted; go on with: dqnfed resume {folder}")
+        raise typer.Exit(130)
+
+
+def default_out(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def refuse_used(folder: Path) -> None:
+    if (folder / "config.toml").is_file():
+        raise FileExistsError(
+            f"{folder} already holds a run; go on with `dqnfed resume {folder}`, or choose another --out."
+        )
+
+
+def plain_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(v) for v in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

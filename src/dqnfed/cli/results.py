@@ -1,0 +1,111 @@
+"""Look: reports, live pages, lists, the state of the installation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dqnfed.cli.common import DataDir, Quiet, app, console, errors, plain_text, print_report
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The page; default: report.html in the first folder.")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="latex|markdown|csv", help="Print a table for a paper instead.")
+    ] = None,
+    weighted: Annotated[bool, typer.Option("--weighted", help="Weight clients by their examples in --table.")] = False,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Also write figures as PNG, SVG and PDF.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write one self-contained HTML page about the runs and print the fairness table.
+
+    Examples:  dqnfed report runs/demo  |  dqnfed report runs/demo --table latex  |  dqnfed report a b --figures figs
+    """
+    from dqnfed.report.figures import write_figures
+    from dqnfed.report.table_formats import table_text
+
+    if table is not None:
+        typer.echo(table_text(runs, table, weighted=weighted))
+    else:
+        here = next((path for path in runs if path.is_dir()), Path())
+        print_report(runs, out or here / "report.html", None, quiet)
+    if figures is not None:
+        for path in write_figures(runs, figures):
+            if not quiet:
+                errors.print(f"figure: {path}")
+
+
+@app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    host: Annotated[str, typer.Option("--host", help="Other addresses than loopback let others look.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0: any free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Show the report of runs in progress, live, at a local address with a token.
+
+    Example:  dqnfed watch runs/digits-20260101-120000
+    """
+    from dqnfed.report.watch import watch as serve
+
+    serve(
+        runs, host=host, port=port, open_browser=open_browser, announce=lambda text: console.print(text, soft_wrap=True)
+    )
+
+
+@app.command("list")
+def list_things(
+    what: Annotated[str, typer.Argument(metavar="algorithms|presets|datasets")],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """List what there is: methods, packaged experiments, datasets.
+
+    Examples:  dqnfed list algorithms  |  dqnfed list presets --json
+    """
+    from dqnfed.experiments import catalogue
+
+    listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "algorithms": catalogue.algorithms,
+        "presets": catalogue.presets,
+        "datasets": catalogue.datasets,
+    }
+    if what not in listings:
+        raise ValueError(f"there is nothing called '{what}' to list; there are {', '.join(listings)}.")
+    rows = listings[what]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    columns = [key for key, value in rows[0].items() if not isinstance(value, dict)]  # settings are for --json
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(escape(plain_text(row[key])) for key in columns))
+    console.print(table)
+
+
+@app.command()
+def doctor(data_dir: DataDir = None) -> None:
+    """Show versions, devices, extras and folders, and what is missing.
+
+    Example:  dqnfed doctor
+    """
+    from dqnfed.experiments.doctor import findings
+
+    rows = findings(data_dir)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for what, found, fine in rows:
+        table.add_row(what, escape(found) if fine else f"[red]{escape(found)}[/red]")
+    console.print(table)
+    if not all(fine for _, _, fine in rows):
+        raise typer.Exit(1)
