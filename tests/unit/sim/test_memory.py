@@ -115,7 +115,7 @@ def test_rows_handed_out_stay_as_they_were_when_newcomers_arrive() -> None:
     before = map_tensors(Tensor.clone, handed_out)
     store.put(third, store.get(third, tasks(third)))
     first = torch.tensor([0])
-    store.put(first, Diary(torch.full((1,), 99.0), torch.full((1, 2), 99.0, dtype=torch.float64)))
+    store.put(first, map_tensors(lambda t: torch.full_like(t[:1], 99.0), before))
     assert all(torch.equal(a, b) for a, b in zip(handed_out, before, strict=True))
 
 
