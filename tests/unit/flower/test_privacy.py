@@ -1,0 +1,80 @@
+"""Clipping and noise on answers: how long they may be, how the noise is spread, and that seeds do not give it away."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dqnfed import FedAvg, run
+from dqnfed.flower import Privacy, run_in_process
+from dqnfed.flower.privacy import noised
+from tests.helpers.bowls import network_bowl
+from tests.helpers.turns import relative_distance
+
+
+class Answer(NamedTuple):
+    vector: Tensor
+    number: Tensor
+
+
+class Counted(NamedTuple):
+    vector: Tensor
+    n: Tensor
+
+
+def norm_of(answer: Answer) -> float:
+    return math.hypot(float(answer.vector.norm()), float(answer.number.nan_to_num()))
+
+
+def test_an_answer_is_clipped_as_a_whole_and_keeps_its_direction() -> None:
+    answer = Answer(torch.tensor([3.0, 0.0], dtype=torch.float64), torch.tensor(4.0, dtype=torch.float64))
+    clipped = noised(answer, Privacy(clip=1.0))
+    assert norm_of(clipped) == pytest.approx(1.0, rel=1e-12)
+    assert float(clipped.number) == pytest.approx(0.8, rel=1e-12)
+    short = noised(answer, Privacy(clip=10.0))
+    assert torch.equal(short.vector, answer.vector)
+
+
+def test_the_noise_has_the_stated_spread_on_every_number() -> None:
+    """N = 40000 draws: the standard deviation of their spread is sigma / sqrt(2N), 0.35 %; four of them are allowed."""
+    n, privacy = 40_000, Privacy(clip=2.0, noise_multiplier=1.5)
+    silent = Answer(torch.zeros(n, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+    found = noised(silent, privacy, torch.Generator().manual_seed(0))
+    assert float(found.vector.std()) == pytest.approx(3.0, rel=4 / math.sqrt(2 * n))
+    assert float(found.number) != 0.0
+
+
+def test_not_known_stays_not_known() -> None:
+    answer = Answer(torch.ones(2), torch.tensor(torch.nan))
+    found = noised(answer, Privacy(clip=1.0, noise_multiplier=0.1))
+    assert bool(found.number.isnan())
+    assert bool(found.vector.isfinite().all())
+
+
+def test_whole_numbers_cannot_be_noised() -> None:
+    with pytest.raises(ValueError, match=r"Counted sends whole numbers \(n\)"):
+        noised(Counted(torch.ones(2), torch.tensor(3)), Privacy(clip=1.0))
+
+
+def test_the_noise_is_not_a_function_of_the_runs_seed() -> None:
+    case = network_bowl()
+    runs = [
+        run_in_process(FedAvg(), *case[:2], rounds=1, privacy=Privacy(clip=1.0, noise_multiplier=0.1)) for _ in range(2)
+    ]
+    assert not torch.equal(runs[0].theta, runs[1].theta)
+
+
+def test_clipping_alone_is_the_clipped_methods_run() -> None:
+    case = network_bowl()
+    wide = run_in_process(FedAvg(), *case[:2], rounds=2, privacy=Privacy(clip=1e6))
+    assert relative_distance(wide.theta, run(FedAvg(), *case[:2], rounds=2).theta) <= 1e-10
+
+
+@pytest.mark.parametrize("settings", [{"clip": 0.0}, {"clip": 1.0, "noise_multiplier": -1.0}])
+def test_bad_settings_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="Privacy"):
+        Privacy(**settings)

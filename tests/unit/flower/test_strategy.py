@@ -1,0 +1,149 @@
+"""Before the first round: who is there, who lies about who it is, and who runs something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context
+
+from dqnfed import DQNFed, Evaluation, FedAvg, Policy, run
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.tensors import named_parameters
+from dqnfed.experiments.config import ConfigError, read_config
+from dqnfed.experiments.experiment import run_experiment
+from dqnfed.flower import Client, InProcessGrid, Strategy, client_app, run_in_process
+from dqnfed.flower.client import client_number
+from dqnfed.flower.new_app import new_app
+from dqnfed.flower.records import array_record, named_arrays
+from tests.helpers.bowls import network_bowl
+from tests.helpers.flower import fleet
+from tests.helpers.turns import relative_distance
+
+
+def strategy_for(algorithm: AnyAlgorithm, **options: Any) -> Strategy:
+    return Strategy(algorithm, network_bowl().problem, n_clients=6, patience=0.0, **options)
+
+
+def test_an_absent_client_is_waited_for_and_then_named() -> None:
+    grid = fleet(FedAvg(), network_bowl())
+    del grid.contexts[104]
+    with pytest.raises(TimeoutError, match=r"clients \[4\] did not come within 0 s"):
+        strategy_for(FedAvg()).start(grid)
+
+
+def test_two_nodes_cannot_be_the_same_client() -> None:
+    grid = fleet(FedAvg(), network_bowl())
+    grid.contexts[105].node_config["partition-id"] = 1
+    with pytest.raises(ValueError, match=r"both say that they are client 1; give every node a `partition-id`"):
+        strategy_for(FedAvg()).start(grid)
+
+
+def test_a_number_that_does_not_exist_is_refused() -> None:
+    grid = fleet(FedAvg(), network_bowl())
+    grid.contexts[105].node_config["partition-id"] = 6
+    with pytest.raises(ValueError, match=r"it is client 6, but there are 6 clients, 0 to 5"):
+        strategy_for(FedAvg()).start(grid)
+
+
+def test_a_client_with_other_settings_says_so() -> None:
+    with pytest.raises(TimeoutError, match=r"the server runs FedAvg\(lr=0.3.* but client \d runs FedAvg\(lr=0.1"):
+        strategy_for(FedAvg(lr=0.3)).start(fleet(FedAvg(lr=0.1), network_bowl()))
+
+
+def test_bounds_of_the_server_are_its_own_business() -> None:
+    case, policy = network_bowl(), Policy(rate_bounds=1.5)
+    found = run_in_process(DQNFed(), *case[:2], rounds=2, policy=policy)
+    expected = run(DQNFed(rate_bounds=1.5), *case[:2], rounds=2)
+    assert relative_distance(found.theta, expected.theta) <= 1e-10
+
+
+def test_a_node_without_a_number_says_how_to_give_one() -> None:
+    context = Context(run_id=1, node_id=1, node_config={}, state=None, run_config={})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="--node-config 'partition-id=0'"):
+        client_number(context)
+
+
+def test_a_node_holds_one_client() -> None:
+    case = network_bowl()
+    with pytest.raises(ValueError, match="a node holds the data of one client, but was given 6"):
+        Client(FedAvg(), *case[:2])
+
+
+def test_flowers_own_configs_are_refused() -> None:
+    with pytest.raises(ValueError, match="train_config, evaluate_config and evaluate_fn have no meaning here"):
+        strategy_for(FedAvg()).start(fleet(FedAvg(), network_bowl()), train_config=ConfigRecord({"lr": 0.1}))
+
+
+def test_initial_arrays_are_the_start_and_the_result_is_the_model() -> None:
+    case = network_bowl()
+    start = torch.full_like(case.problem.theta0, 0.1)
+    arrays = array_record(named_parameters(start, case.problem.layout))
+    strategy = strategy_for(FedAvg())
+    result = strategy.start(fleet(FedAvg(), case), arrays, num_rounds=1)
+    assert strategy.result is not None
+    parameters = named_arrays(result.arrays)
+    flat = torch.cat([parameters[name].reshape(-1) for name, _ in case.problem.layout])
+    assert torch.equal(flat, strategy.result.theta)
+    assert not torch.equal(flat, run(FedAvg(), *case[:2], rounds=1).theta)
+    assert result.evaluate_metrics_clientapp[1]["mean"] == strategy.result.accuracy["mean"]
+    assert result.train_metrics_clientapp.keys() == {1}
+
+
+def test_records_are_those_of_the_simulator() -> None:
+    case, evaluation = network_bowl(), Evaluation(every=2)
+    found = run_in_process(DQNFed(), *case[:2], rounds=3, participation=0.5, evaluation=evaluation)
+    expected = run(DQNFed(), *case[:2], rounds=3, participation=0.5, evaluation=evaluation)
+    for mine, theirs in zip(found.history, expected.history, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in ("round", "status", "clients", "bytes_up", "bytes_down", "passes", "rho", "dropped", "clipped"):
+            assert mine.get(key) == theirs.get(key)
+        assert mine["train_loss"] == (theirs["train_loss"] and pytest.approx(theirs["train_loss"]))
+    assert [row[:3] for row in found.client_rows] == [row[:3] for row in expected.client_rows]
+    assert [row[3:] for row in found.client_rows] == [pytest.approx(row[3:]) for row in expected.client_rows]
+
+
+def test_the_new_app_is_the_experiment_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings run in the simulator; its two apps, imported as Flower would, give the same model."""
+    written = new_app(tmp_path / "My federation", clients=4, algorithm="fedavg", rounds=2)
+    assert {path.suffix for path in written} == {".toml", ".md", ".py"}
+    assert not any("@" in path.read_text() for path in written if path.name not in ("server_app.py",))
+    monkeypatch.syspath_prepend(str(tmp_path / "My federation"))
+    from importlib import import_module
+
+    config_of, problem_of = (getattr(import_module("my_federation.task"), n) for n in ("config_of", "problem_of"))
+    app = import_module("my_federation.client_app").app
+    run_config = {"clients": 4, "algorithm": "fedavg", "rounds": 2, "seed": 3, "set": "train.lr=0.5; run.seed=4"}
+    context = Context(run_id=1, node_id=1, node_config={}, state=None, run_config=run_config)  # type: ignore[arg-type]
+    config = config_of(context)
+    assert (config.train.lr, config.run.seed, config.policy.rate_bounds) == (0.5, 4, 10.0)
+    strategy = import_module("my_federation.server_app").deployed_strategy(config, problem_of(config), run_config)
+    strategy.start(InProcessGrid(app, 4, run_config=run_config), num_rounds=2)
+    assert relative_distance(strategy.result.theta, run_experiment(config, None).theta) <= 1e-5  # float32
+
+
+@pytest.mark.parametrize("name", ["", "3rd", "---"])
+def test_a_folder_that_cannot_name_a_package_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    with pytest.raises(FileExistsError if not name else ValueError, match=r"used|cannot name"):
+        new_app(tmp_path / (name or "used"))
+
+
+def test_the_simulator_does_not_pretend_to_add_noise() -> None:
+    with pytest.raises(ConfigError, match="`privacy` is for deployed clients"):
+        run_experiment(read_config("digits", ["privacy.clip=1.0"]), None)
+
+
+def test_client_apps_may_be_made_by_hand() -> None:
+    case = network_bowl()
+
+    def describe(context: Context) -> Client:
+        return Client(FedAvg(), case.problem, case.federation.only(client_number(context)))
+
+    strategy = strategy_for(FedAvg())
+    strategy.start(InProcessGrid(client_app(describe), 6), num_rounds=2)
+    assert strategy.result is not None
+    assert relative_distance(strategy.result.theta, run(FedAvg(), *case[:2], rounds=2).theta) <= 1e-10
