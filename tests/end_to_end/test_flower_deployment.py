@@ -78,10 +78,10 @@ def test_dqn_fed_over_tls_equals_the_simulator_and_strangers_are_refused(deploym
     deployment.start_node("unregistered", "stranger", "partition-id=0")
     deployment.start_node("keyless", None, "partition-id=0")
     deployment.start_node("plaintext", "key0", "partition-id=0", is_plaintext=True)
+    result = deployed(deployment, app, EXACT, rounds=3)
     for name in ("unregistered", "keyless", "plaintext"):
         assert deployment.ended(name) not in (0, None), f"{name} was not refused:\n{deployment.log(name)}"
         deployment.stop(name)
-    result = deployed(deployment, app, EXACT, rounds=3)
     assert result.summary["rounds"] == 3
     assert result.summary["n_dropped"] == 0
     assert_same_model(result, simulated(app, EXACT, 3))

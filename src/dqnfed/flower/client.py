@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -146,12 +147,14 @@ class _Desk:
 
     def _check(self) -> None:
         """Refuse a server that runs something else."""
-        mine = (repr(self._algorithm), self._problem.n_parameters)
-        theirs = (str(self._about["algorithm"]), self._whole("n-parameters"))
+        mine = f"{self._algorithm!r}, {self._problem.n_parameters} parameters"
+        theirs = f"{self._about['algorithm']}, {self._whole('n-parameters')} parameters"
         if mine != theirs:
+            pairs = zip_longest(theirs.split(", "), mine.split(", "), fillvalue="nothing")
+            differences = "; ".join(f"{a} there, {b} here" for a, b in pairs if a != b)
             raise ValueError(
-                f"the server runs {theirs[0]} on {theirs[1]} parameters, but client {self._number} runs {mine[0]} on "
-                f"{mine[1]}; give both the same method, settings and model."
+                f"client {self._number} and the server must run the same, but differ in: {differences}. "
+                "Give both the same method, settings and model."
             )
 
     def _arrays(self, name: str) -> Any:

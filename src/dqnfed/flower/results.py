@@ -29,7 +29,7 @@ class RoundLog:
             flower_log.warning("dqnfed: round %d without client %d: %s", record["round"], fault["client"], fault["why"])
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        flower_log.info("dqnfed: %s after %d rounds %s", summary["status"], summary["rounds"], summary["reason"])
+        flower_log.info("dqnfed: %s after %d rounds %s", summary["status"], summary.get("rounds", 0), summary["reason"])
 
 
 def flower_result(result: RunResult) -> Result:

@@ -18,6 +18,7 @@ from dqnfed.flower import Client, InProcessGrid, Strategy, client_app, run_in_pr
 from dqnfed.flower.client import client_number
 from dqnfed.flower.new_app import new_app
 from dqnfed.flower.records import array_record, named_arrays
+from dqnfed.flower.roster import Member, Roster
 from tests.helpers.bowls import network_bowl
 from tests.helpers.flower import fleet
 from tests.helpers.turns import relative_distance
@@ -42,14 +43,12 @@ def test_two_nodes_cannot_be_the_same_client() -> None:
 
 
 def test_a_number_that_does_not_exist_is_refused() -> None:
-    grid = fleet(FedAvg(), network_bowl())
-    grid.contexts[105].node_config["partition-id"] = 6
     with pytest.raises(ValueError, match=r"it is client 6, but there are 6 clients, 0 to 5"):
-        strategy_for(FedAvg()).start(grid)
+        Roster(6).enter(105, Member(6, "six", "", 10, 2, ()), {105})
 
 
 def test_a_client_with_other_settings_says_so() -> None:
-    with pytest.raises(TimeoutError, match=r"the server runs FedAvg\(lr=0.3.* but client \d runs FedAvg\(lr=0.1"):
+    with pytest.raises(TimeoutError, match=r"differ in: FedAvg\(lr=0.3 there, FedAvg\(lr=0.1 here"):
         strategy_for(FedAvg(lr=0.3)).start(fleet(FedAvg(lr=0.1), network_bowl()))
 
 
