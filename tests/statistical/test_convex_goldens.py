@@ -172,6 +172,7 @@ def test_methods_with_a_bias_stall_at_it(name: str, settings: dict[str, Any], fl
     assert trace.gaps[-1] == pytest.approx(floor, rel=0.05)
 
 
+@pytest.mark.slow
 def test_gradient_descent_is_slow() -> None:
     convex = a1a()
     trace = traced(
