@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## compare DQN-Fed with FedAvg and two more on digits: table and runs/demo/report.html
-	$(BIN)/dqnfed compare digits --algorithms dqn-fed,fedavg,server-lbfgs,dqn-fed-literal --out runs/demo
+	$(BIN)/dqnfed compare digits --out runs/demo
 
 # One BLAS thread a worker: more would only make the workers wait for each other.
 test test-all: export OMP_NUM_THREADS := 1

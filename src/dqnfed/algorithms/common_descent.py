@@ -65,7 +65,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     Memory: ClassVar[type] = DescentMemory
     Sent: ClassVar[tuple[type, ...]] = (First, Model, Models, Probe, Trial)
     Update: ClassVar[tuple[type, ...]] = (DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate)
-    scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "loss", "gradient_change")
+    scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "gradient_change")
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
 
     local: str = "auto"  # gradient | sgd | auto: gradient for one full-batch epoch, else sgd
@@ -206,7 +206,9 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         if isinstance(sent, Probe):
             here = memory.gradient if self.keeps_model else slope(sent.theta, task)
             change = slope(sent.nearby, task) - here
-            return ProbeUpdate(secant_curvature(sent.nearby - sent.theta, change)), memory
+            move = sent.theta - sent.nearby
+            slope_along = (here @ move) / torch.linalg.vector_norm(move)
+            return ProbeUpdate(secant_curvature(move, -change), slope_along), memory
         if self.local == "sgd":
             local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
             return LocalUpdate(sent.theta - local), memory
@@ -411,6 +413,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         counted = ~np.isnan(slopes)
         curvature = updates.probed_curvature.double().cpu().numpy()
         norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
+        slopes = norm * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
         return self._lengthened(server, search, curvature[counted], slopes[counted], norm, cohort, {})
 
     def _tried(self, server: DescentServer, updates: TrialUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
@@ -419,7 +422,9 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         slopes = search.slopes[cohort.clients].nan_to_num().numpy()
         losses = search.losses[cohort.clients].numpy()
         diagnostics = {"alpha": alpha, "trials": float(search.trials)}
-        if step_length.armijo_holds(losses, updates.trial_loss.double().cpu().numpy(), slopes, alpha):
+        trial = updates.trial_loss.double().cpu().numpy()
+        rounding = torch.finfo(updates.trial_loss.dtype).eps
+        if step_length.armijo_holds(losses, trial, slopes, alpha, rounding=rounding):
             norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
             return self._stepped(server, search, alpha, norm, cohort, diagnostics)
         if int(search.trials) > MAX_HALVINGS:

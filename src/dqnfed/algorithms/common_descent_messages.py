@@ -85,6 +85,7 @@ class LocalUpdate(NamedTuple):
 
 class ProbeUpdate(NamedTuple):
     probed_curvature: Tensor  # []
+    probed_slope: Tensor  # []  the loss' first-order decrease along the step, for a move of length 1
 
 
 class TrialUpdate(NamedTuple):

@@ -28,6 +28,7 @@ class LBFGSServer(NamedTuple):
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]
     gradient_before: Tensor  # [n]  mean gradient of the last cohort, at theta_before
+    answered_before: Tensor  # [C]  whose mean it is
     step_norm: Tensor  # []
     n_steps: Tensor  # []
     pairs: Pairs  # [m, n]
@@ -96,9 +97,13 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
         check_choice(self, "previous", ("auto", "kept", "sent"))
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        if self.previous != "auto":
-            return self
-        return replace(self, previous="kept" if cohort_size == n_clients else "sent")
+        everybody = cohort_size == n_clients
+        if self.previous == "kept" and not everybody:
+            raise ValueError(
+                "ServerLBFGS: previous='kept' compares mean gradients of one and the same cohort, but only "
+                f"{cohort_size} of {n_clients} clients take part; use previous='sent'."
+            )
+        return replace(self, previous="kept" if everybody and self.previous != "sent" else "sent")
 
     def init_server(self, problem: Problem, n_clients: int) -> LBFGSServer:
         theta = problem.theta0
@@ -106,6 +111,7 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
             theta=theta.clone(),
             theta_before=theta.clone(),
             gradient_before=torch.zeros_like(theta),
+            answered_before=torch.zeros(n_clients, dtype=torch.bool),
             step_norm=torch.zeros((), dtype=torch.float64),
             n_steps=torch.zeros((), dtype=torch.int64),
             pairs=empty_pairs(self.memory, len(theta), theta.dtype, theta.device),
@@ -140,24 +146,32 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
             curvature = secant_curvature(-length * server.direction, change)
             return self._moved(server, server.direction, server.gradient_before, float(curvature))
         gradient = mean_step(updates.gradient)
+        answered = torch.zeros_like(server.answered_before)
+        answered[cohort.clients] = True
         if int(server.n_steps) == 0:
             first = server._replace(
-                direction=gradient, gradient_before=gradient, probing=torch.ones((), dtype=torch.bool)
+                direction=gradient,
+                gradient_before=gradient,
+                answered_before=answered,
+                probing=torch.ones((), dtype=torch.bool),
             )
             return ServerStep(first, Status.AGAIN)
-        s = server.theta - server.theta_before
-        kept = self.previous == "kept"
-        y = gradient - server.gradient_before if kept else mean_step(updates.gradient_change)
-        server = server._replace(pairs=server_remembered(server.pairs, s, y))
+        s, curvature_along = server.theta - server.theta_before, torch.nan
+        if self.previous == "sent" or torch.equal(answered, server.answered_before):
+            kept = self.previous == "kept"
+            y = gradient - server.gradient_before if kept else mean_step(updates.gradient_change)
+            server = server._replace(pairs=server_remembered(server.pairs, s, y))
+            curvature_along = float(secant_curvature(s, y))
         u = lbfgs_inverse_product(server.pairs, gradient)
-        return self._moved(server, u, gradient, float(secant_curvature(s, y)))
+        return self._moved(server._replace(answered_before=answered), u, gradient, curvature_along)
 
     def _moved(self, server: LBFGSServer, u: Tensor, gradient: Tensor, curvature: float) -> ServerStep[LBFGSServer]:
         norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
         slope = float(gradient.double() @ u.double())
         previous = float(server.step_norm) if int(server.n_steps) else None
+        growth = 1.0 if np.isnan(curvature) else self.growth  # nothing known of the curvature: as long as before
         largest = min(
-            1.0 if int(server.pairs.n_pairs) else np.inf, step_length.growth_limit(norm, previous, growth=self.growth)
+            1.0 if int(server.pairs.n_pairs) else np.inf, step_length.growth_limit(norm, previous, growth=growth)
         )
         alpha = step_length.curvature_length(np.array([slope]), np.array([abs(curvature)]), norm**2, largest=largest)
         theta_norm = float(torch.linalg.vector_norm(server.theta, dtype=torch.float64))

@@ -26,7 +26,7 @@ def main() -> None:
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
     try:
         app()
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         if verbose:
             raise
         errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)

@@ -147,8 +147,8 @@ def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
     rho = "" if summary["rho_mean"] is None else f", improved clients {100 * summary['rho_mean']:.1f} %"
     console.print(
         f"{summary['algorithm']} on {summary['name']}, {summary['rounds']} rounds: {summary['score']} mean "
-        f"{accuracy['mean']:.2f}, std {accuracy['std']:.2f}, worst 10 % {accuracy['worst10']:.2f}, best 10 % "
-        f"{accuracy['best10']:.2f}{rho}"
+        f"{two_digits(accuracy['mean'])}, std {two_digits(accuracy['std'])}, worst 10 % "
+        f"{two_digits(accuracy['worst10'])}, best 10 % {two_digits(accuracy['best10'])}{rho}"
     )
     if summary["reason"]:
         console.print(f"ended early: {summary['reason']}")
@@ -157,6 +157,10 @@ def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
     if summary["status"] == "interrupted":
         console.print(f"interrupted; go on with: dqnfed resume {folder}")
         raise typer.Exit(130)
+
+
+def two_digits(value: float | None) -> str:
+    return "nan" if value is None else f"{value:.2f}"  # a number that is none is null in the files
 
 
 def default_out(name: str) -> Path:

@@ -115,6 +115,8 @@ def compare(
     if not done:
         raise ValueError("none of the methods could run; the messages above say why.")
     print_report(done, folder / "report.html", config.name, quiet)
+    if len(done) < len(chosen) * len(numbers):
+        raise typer.Exit(1)  # some method could not run; the messages above say which and why
 
 
 @app.command()

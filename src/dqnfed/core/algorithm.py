@@ -73,6 +73,7 @@ class Algorithm(ABC, Generic[S, M, U]):
     optional: ClassVar[tuple[str, ...]] = ()  # fields of the update in which NaN means "not known"
     vectorises: ClassVar[bool] = True  # False: looped cohorts only
     suits: ClassVar[frozenset[str]] = frozenset({"network", "convex"})
+    diverges: ClassVar[bool] = False  # True: known to, and left out of `--all`
     exemptions: ClassVar[dict[str, str]] = {}  # contract tests that do not apply, with the reason
 
     lr: float = 0.1  # local learning rate, > 0

@@ -132,8 +132,7 @@ def problem_kind(config: Config) -> str:
 
 def suitable_algorithms(kind: str) -> list[str]:
     """Return the methods that suit the problem and do not declare that they diverge."""
-    diverges = "test_mean_loss_falls_on_a_bowl"
-    return [name for name, method in REGISTRY.items() if kind in method.suits and diverges not in method.exemptions]
+    return [name for name, method in REGISTRY.items() if kind in method.suits and not method.diverges]
 
 
 def chosen_device(name: str) -> torch.device:

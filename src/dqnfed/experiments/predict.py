@@ -27,7 +27,7 @@ def read_inputs(path: Path, input_shape: tuple[int, ...]) -> torch.Tensor:
                     raise ValueError(f"{path} has the arrays {archive.files}, but predictions need one called 'x'.")
                 array = archive["x"]
         case ".csv":
-            array = np.genfromtxt(path, delimiter=",", dtype=np.float32)
+            array = np.atleast_2d(np.genfromtxt(path, delimiter=",", dtype=np.float32))
             if np.isnan(array[0]).all():
                 array = array[1:]  # a header
             if np.isnan(array).any():

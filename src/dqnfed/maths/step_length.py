@@ -84,10 +84,22 @@ def line_search_start(curvature_alpha: float, *, largest: float = 1.0) -> float:
 
 
 def armijo_holds(
-    losses: FloatArray, trial_losses: FloatArray, slopes: FloatArray, alpha: float, *, sufficient: float = 1e-4
+    losses: FloatArray,
+    trial_losses: FloatArray,
+    slopes: FloatArray,
+    alpha: float,
+    *,
+    sufficient: float = 1e-4,
+    rounding: float = 0.0,
 ) -> bool:
-    """Return whether every client's loss falls by at least `sufficient` times its first-order decrease."""
-    return bool(np.all(np.asarray(trial_losses) <= np.asarray(losses) - sufficient * alpha * np.asarray(slopes)))
+    """Return whether every client's loss falls by at least `sufficient` times its first-order decrease.
+
+    A rise of `rounding` times the loss counts as none: in single precision a client that has nearly converged cannot
+    show a smaller fall.
+    """
+    before = np.asarray(losses)
+    needed = before - sufficient * alpha * np.asarray(slopes) + rounding * np.abs(before)
+    return bool(np.all(np.asarray(trial_losses) <= needed))
 
 
 def line_search_length(

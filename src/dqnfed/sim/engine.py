@@ -157,7 +157,10 @@ def told_of_failure(observers: Sequence[Observer]) -> Iterator[None]:
         yield
     except BaseException as error:
         for observer in observers:
-            observer.end({"status": "failed", "reason": str(error)})
+            try:
+                observer.end({"status": "failed", "reason": str(error)})
+            except Exception:
+                logger.exception("an observer could not close after the run failed")
         raise
 
 
@@ -347,7 +350,8 @@ def _save(folder: RunFolder, setup: Setup, state: State) -> None:
 def _identity(setup: Setup) -> Record:
     """Return what must be the same when a run goes on."""
     return {
-        "algorithm": type(setup.algorithm).__name__,
+        "algorithm": repr(setup.algorithm),
+        "precision": str(setup.problem.theta0.dtype),
         "seed": setup.seed,
         "clients": setup.federation.n_clients,
         "parameters": setup.problem.n_parameters,

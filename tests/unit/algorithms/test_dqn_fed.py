@@ -260,6 +260,19 @@ def test_a_client_that_lies_about_its_rate_is_held_to_the_cohort() -> None:
     assert trusted.max() == 10.0
 
 
+@pytest.mark.parametrize("step", ["curvature", "line-search"])
+def test_a_client_with_a_steep_loss_is_clipped_without_harm(step: str) -> None:
+    """Its loss 1000 times the others': clipped, yet losses and curvatures are compared in its own units."""
+    case = consistent_quadratics(5, 6, seed=2)
+    scaled = case.federation.train.targets.clone()
+    scaled[3] *= 1000.0
+    steep = quadratic_clients(scaled.view(5, 6, 6), case.federation.train.inputs, case.problem.theta0)
+    result = train(DQNFed(step=step), steep, 20)
+    assert result.summary["n_clipped"] > 0
+    assert result.summary["rho_mean"] == 1.0
+    assert result.summary["train_loss"]["mean"] < 1e-8 * mean_losses(result)[0]
+
+
 def test_a_sign_flipped_client_is_left_out_when_that_is_allowed() -> None:
     """Four clients agree, one pulls the other way: with drop_share the four go on without it."""
     hessians = torch.eye(3, dtype=torch.float64).expand(5, 3, 3)
@@ -308,6 +321,12 @@ def test_first_round_probes_and_later_rounds_do_not() -> None:
     assert algorithm.passes(Probe(case.problem.theta0, case.problem.theta0)) == 1.0
     assert algorithm.passes(Trial(case.problem.theta0)) == 0.5
     assert algorithm.passes(Model(case.problem.theta0)) == 1.0
+
+
+def test_server_lbfgs_keeps_no_gradient_of_a_changing_cohort() -> None:
+    case = consistent_quadratics(4, 6)
+    with pytest.raises(ValueError, match="only 2 of 4 clients"):
+        train(ServerLBFGS(previous="kept"), case, 1, participation=0.5)
 
 
 def _tasks(algorithm: AnyAlgorithm, case: Case) -> list:  # type: ignore[type-arg]
