@@ -138,4 +138,7 @@ def test_the_fashion_clients_are_named_by_their_class(miniature: Callable[[str],
     _, federation, _ = build_problem(small("fashion-mnist", miniature("fashion_mnist")))
     assert federation.names == ("T-shirt", "pullover", "shirt")
     assert federation.label_counts() == [{0: 20}, {1: 20}, {2: 20}]
-    assert federation.train.inputs.shape[1:] == (1, 32, 32)
+    assert federation.train.inputs.shape[1:] == (1, 28, 28)
+    framed = small("fashion-mnist", miniature("fashion_mnist"))
+    framed = framed.model_copy(update={"data": framed.data.model_copy(update={"pad": 2})})
+    assert build_problem(framed).federation.train.inputs.shape[1:] == (1, 32, 32)
