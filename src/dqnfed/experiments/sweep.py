@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import tomllib
@@ -13,6 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+
+import torch
 
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import write_atomically
@@ -198,13 +202,19 @@ def open_study(plan: Plan, algorithm: str) -> Study:
     optuna = optuna_or_explain()
     sampler = optuna.samplers.TPESampler(seed=plan.config.run.seed)
     study: Study = optuna.create_study(
-        study_name=f"{plan.config.name}/{algorithm}/{plan.sampler}",
+        study_name=f"{plan.config.name}/{algorithm}/{plan.sampler}/{question_of(plan)}",
         storage=plan.storage_url,
         sampler=sampler,
         direction="maximize",
         load_if_exists=True,
     )
     return study
+
+
+def question_of(plan: Plan) -> str:
+    """Return a short name of what is asked, so that scores of another question are never taken for answers."""
+    asked = {"config": held_out(plan.config).as_dict(), "seeds": list(plan.seeds), "select": plan.select}
+    return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def prepare_study(plan: Plan, algorithm: str) -> None:
@@ -267,8 +277,7 @@ def validated(plan: Plan, algorithm: str, trial: Trial) -> float:
     config = settled(held_out(plan.config), algorithm, settings)
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"part": "validation"})})
     if plan.jobs > 1 and config.run.threads is None:
-        threads = max(1, (os.cpu_count() or 1) // plan.jobs)
-        config = config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.jobs))  # not in the config: it may differ next time
     scores = {}
     for seed in plan.seeds:
         folder = plan.out / "trials" / algorithm / point_name(settings) / str(seed)
@@ -284,7 +293,10 @@ def validation_score(config: Config, folder: Path, select: Select) -> float:
         result = run_experiment(config, folder, resume=was_started(folder, config))
     if result.summary["status"] == "interrupted":
         raise KeyboardInterrupt
-    return float(result.summary["accuracy"][select])
+    score = result.summary["accuracy"][select]
+    if score is None or not math.isfinite(score):
+        raise ValueError(f"its validation number '{select}' is not finite")
+    return float(score)
 
 
 def suggested(trial: Trial, key: str, values: list[Any], sampler: str) -> Any:
@@ -294,6 +306,8 @@ def suggested(trial: Trial, key: str, values: list[Any], sampler: str) -> Any:
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     if sampler == "grid" or not numbers or min(values) <= 0 or len(values) < 2:
         return trial.suggest_categorical(key, values)
+    if all(isinstance(v, int) for v in values):
+        return trial.suggest_int(key, min(values), max(values), log=max(values) / min(values) >= 10)
     return trial.suggest_float(key, float(min(values)), float(max(values)), log=max(values) / min(values) >= 10)
 
 
