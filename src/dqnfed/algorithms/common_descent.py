@@ -413,7 +413,8 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         counted = ~np.isnan(slopes)
         curvature = updates.probed_curvature.double().cpu().numpy()
         norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
-        slopes = norm * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
+        probed = norm * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
+        slopes = np.where(probed > 0.0, probed, slopes)  # who contradicts its own gradient shall not stop the others
         return self._lengthened(server, search, curvature[counted], slopes[counted], norm, cohort, {})
 
     def _tried(self, server: DescentServer, updates: TrialUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
