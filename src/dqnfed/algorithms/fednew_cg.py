@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
     alpha: float = 0.01  # damping of the Newton direction, >= 0
     cg_steps: int = 10  # Gauss-Newton products a round, >= 1
     dual_decay: float = 0.9  # in [0, 1]; 0: no duals
-    max_step: float = 1.0  # longest step, > 0
+    max_step: float | None = None  # longest step, > 0; None: 1, or 0.3 if less than a quarter of the clients take part
     sufficient: float = 0.1  # share of the first-order decrease that a trial must reach, in (0, 1)
     shrink: float = 0.5  # factor between trials, in (0, 1)
 
@@ -96,9 +96,16 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
         check_range(self, "alpha", low=0.0)
         check_range(self, "cg_steps", low=1)
         check_range(self, "dual_decay", low=0.0, high=1.0)
-        check_range(self, "max_step", low=0.0, open_low=True)
+        if self.max_step is not None:
+            check_range(self, "max_step", low=0.0, open_low=True)
         for name in ("sufficient", "shrink"):
             check_range(self, name, low=0.0, high=1.0, open_low=True, open_high=True)
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        # A small cohort's Newton direction fits that cohort alone: on digits with a tenth of the clients a limit of 1
+        # ended at a mean loss of 0.83, one of 0.3 at 0.19; with a third of them or all, 1 serves.
+        longest = 1.0 if 4 * cohort_size >= n_clients else 0.3
+        return self if self.max_step is not None else replace(self, max_step=longest)
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNewCGServer:
         theta = problem.theta0.clone()
@@ -144,7 +151,8 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
         slope = gradient @ common
         goes_down = bool(slope > 0)  # inexact solves and duals of a sampled cohort promise nothing
         step = common if goes_down else gradient
-        step = step * (self.max_step / step.norm().clamp(min=self.max_step))
+        longest = self.max_step or 1.0
+        step = step * (longest / step.norm().clamp(min=longest))
         search = begun_search(step, updates.loss.mean(), gradient @ step)
         changed = FedNewCGServer(server.theta, common, search, torch.tensor(True))
         return ServerStep(changed, Status.AGAIN, {"goes_down": float(goes_down)})

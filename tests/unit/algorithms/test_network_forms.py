@@ -158,6 +158,13 @@ def test_fednew_cg_moves_duals_with_the_step_of_their_own_round() -> None:
     assert all(float(turn.memory_after.dual.abs().max()) == 0.0 for turn in later)
 
 
+def test_fednew_cg_takes_shorter_steps_with_small_cohorts() -> None:
+    case = softmax_case()
+    assert FedNewCG().prepare(case.problem, 20, 5).max_step == 1.0
+    assert FedNewCG().prepare(case.problem, 20, 2).max_step == 0.3
+    assert FedNewCG(max_step=2.0).prepare(case.problem, 20, 2).max_step == 2.0
+
+
 def test_fedns_ggn_with_many_rows_is_a_damped_newton_step() -> None:
     case = softmax_case()
     theta, n = case.problem.theta0, case.problem.n_parameters
