@@ -148,7 +148,7 @@ class _Desk:
     def _check(self) -> None:
         """Refuse a server that runs something else."""
         mine = f"{self._algorithm!r}, {self._problem.n_parameters} parameters"
-        theirs = f"{self._about['algorithm']}, {self._whole('n-parameters')} parameters"
+        theirs = f"{self._about['algorithm']!s}, {self._whole('n-parameters')} parameters"
         if mine != theirs:
             pairs = zip_longest(theirs.split(", "), mine.split(", "), fillvalue="nothing")
             differences = "; ".join(f"{a} there, {b} here" for a, b in pairs if a != b)
