@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from dqnfed.core.federation import Examples, Federation, split_rows
+from dqnfed.core.federation import Examples, Federation, Part, split_rows
 
 
 def labels(n: int, n_classes: int, seed: int) -> Tensor:
@@ -156,3 +156,27 @@ def test_numeric_names_sort_as_numbers() -> None:
     owner = ["10", "9", "b", "a"] * 2
     found = Federation.from_arrays(torch.rand(8, 1), torch.zeros(8, dtype=torch.long), owner)
     assert found.names == ("9", "10", "a", "b")
+
+
+def test_one_client_of_a_federation_keeps_its_examples_name_and_group() -> None:
+    pairs = [(torch.full((4 + c, 2), float(c)), torch.arange(4 + c) % 2) for c in range(3)]
+    whole = Federation.from_clients(pairs, names=["a", "b", "c"], groups=["x", "y", "y"], validation=0.25)
+    alone = whole.only(1)
+    assert (alone.n_clients, alone.names, alone.groups, alone.n_classes) == (1, ("b",), ("y",), 2)
+    one = torch.tensor([1])
+    parts: tuple[Part, ...] = ("train", "validation", "test")
+    for part in parts:
+        held, rows = alone.examples(part), whole.examples(part).rows(one)
+        assert torch.equal(held.inputs, whole.examples(part).inputs[rows])
+        assert torch.equal(held.targets, whole.examples(part).targets[rows])
+    with pytest.raises(ValueError, match="there is no client 3: this federation has clients 0 to 2"):
+        whole.only(3)
+
+
+def test_a_federation_elsewhere_is_known_by_its_numbers() -> None:
+    far = Federation.elsewhere([5, 7], [1, 2], names=["a", "b"])
+    assert far.n_clients == 2
+    assert far.n_examples.tolist() == [5, 7]
+    assert far.test.sizes.tolist() == [1, 2]
+    assert far.label_counts() is None
+    assert far.train.inputs.numel() == 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from dqnfed.core.screening import Policy, screen, screened_updates
+from dqnfed import DQNFed, FedAvg
+from dqnfed.core.screening import Policy, guarded, screen, screened_updates
 
 SCALES = ("delta", "change")
 
@@ -139,3 +140,18 @@ def test_a_zero_answer_beside_tiny_ones_is_zero() -> None:
 def test_bad_policies_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Policy(**settings)  # type: ignore[arg-type]
+
+
+def test_the_policys_rate_bounds_replace_the_methods_where_it_has_any() -> None:
+    assert guarded(DQNFed(), Policy(rate_bounds=5.0)) == DQNFed(rate_bounds=5.0)
+    assert guarded(DQNFed(rate_bounds=7.0), Policy()) == DQNFed(rate_bounds=7.0)
+    assert guarded(FedAvg(), Policy(rate_bounds=5.0)) == FedAvg()
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"on_missing": "wait"}, "on_missing"), ({"timeout": 0.0}, "timeout"), ({"rate_bounds": 0.5}, "rate_bounds")],
+)
+def test_policies_that_mean_nothing_are_refused(settings: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Policy(**settings)

@@ -84,3 +84,12 @@ def test_the_kept_examples_are_those_of_the_same_clients_only() -> None:
     again = feed.tasks(torch.tensor([0, 1]), 2)
     assert torch.equal(first.inputs, again.inputs)
     assert not torch.equal(first.targets, other.targets) or first.inputs.shape != other.inputs.shape
+
+
+def test_a_client_on_its_own_draws_what_it_draws_among_others() -> None:
+    problem, federation, _ = network_bowl()
+    algorithm = FedAvg(epochs=2, batch_size=3)
+    whole = Feed(federation, problem, algorithm, 5).tasks(torch.tensor([4]), 7)
+    alone = Feed(federation.only(4), problem, algorithm, 5, numbers=[4]).tasks(torch.tensor([0]), 7)
+    for mine, theirs in zip(alone, whole, strict=True):
+        assert torch.equal(mine, theirs)
