@@ -44,7 +44,8 @@ def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def logistic_losses(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the logistic loss of every example; outputs [N] are margins before the sign, targets are -1 or +1."""
-    return -F.logsigmoid(outputs.reshape(-1) * targets.to(outputs.dtype))
+    margins = outputs.reshape(-1) * targets.to(outputs.dtype)
+    return torch.logaddexp(torch.zeros_like(margins), -margins)
 
 
 def accuracy(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
