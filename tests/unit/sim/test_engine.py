@@ -357,7 +357,7 @@ def test_another_run_cannot_go_on_in_a_folder(tmp_path: Path) -> None:
     run(FedAvg(), problem, federation, rounds=1, out=tmp_path)
     with pytest.raises(ValueError, match="was begun with seed 0 and cannot go on with 1"):
         run(FedAvg(), problem, federation, rounds=2, out=tmp_path, resume=True, seed=1)
-    with pytest.raises(ValueError, match="was begun with algorithm FedAvg\\(.* and cannot go on with AsksTwice\\("):
+    with pytest.raises(ValueError, match=r"was begun with algorithm FedAvg\(.* and cannot go on with AsksTwice\("):
         run(AsksTwice(), problem, federation, rounds=2, out=tmp_path, resume=True)
     with pytest.raises(ValueError, match="was begun with clients a round 4 and cannot go on with 2"):
         run(FedAvg(), problem, federation, rounds=2, out=tmp_path, resume=True, participation=0.5)
