@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from dqnfed import RunResult
 from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import run_experiment
 from dqnfed.flower.new_app import new_app
-from tests.helpers.superlink import BIN
+from tests.helpers.superlink import BIN, kill_processes_at_home
 
 SIMULATION = ["--stream", "--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
 
@@ -26,14 +25,7 @@ def flower_home(tmp_path: Path) -> Iterator[Path]:
     home = tmp_path / "flwr"
     home.mkdir()
     yield home
-    mark = f"FLWR_HOME={home}\0".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            is_ours = mark in (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if is_ours:
-            os.kill(int(process.name), signal.SIGKILL)
+    kill_processes_at_home(home)
 
 
 @pytest.mark.slow

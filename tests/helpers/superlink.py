@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,9 @@ class Deployment:
             send_to_group(process, signal.SIGKILL)
             process.wait()
 
+    def is_running(self, name: str) -> bool:
+        return self._running[name].poll() is None
+
     def ended(self, name: str) -> int | None:
         """Return the exit status of a process that should not last; None: it is still there."""
         end = time.monotonic() + PATIENCE
@@ -131,14 +135,29 @@ class Deployment:
             assert time.monotonic() < end, f"waited {PATIENCE:g} s in vain until {what}"
             time.sleep(1.0)
 
+    def kill_server_apps(self) -> None:
+        """End server apps: they have sessions of their own, and outlive their SuperLink."""
+        kill_processes_at_home(self.folder / "flwr", "flwr-serverapp")
+
     def close(self) -> None:
         for name in list(self._running):
             self.stop(name, kill=True)
+        kill_processes_at_home(self.folder / "flwr")
 
 
 def send_to_group(process: subprocess.Popen[bytes], number: int) -> None:
-    if process.poll() is None:
+    """Send the signal to a process and its children, which may outlive it."""
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def kill_processes_at_home(home: Path, name: str = "") -> None:
+    """End the processes that have this FLWR_HOME, so only those of one test, and this name in their command."""
+    mark = f"FLWR_HOME={home}\0".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (process / "environ").read_bytes() and name.encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -35,6 +35,7 @@ from dqnfed.flower.exchange import (
     odd_ones_out,
     sorted_out,
 )
+from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.notebook import NEVER, Receipt, Tag
 from dqnfed.flower.records import array_record, decoded, encoded, kind_named, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
@@ -120,6 +121,12 @@ class Strategy(FlowerStrategy):
             self._problem = replace(self._problem, theta0=theta0.to(self._problem.theta0))
         self._grid = grid
         self.summary()
+        if self._out is None:
+            return self._trained(num_rounds)
+        with sole_writer(self._out):  # a server app outlives a killed SuperLink, and may come back to life
+            return self._trained(num_rounds)
+
+    def _trained(self, num_rounds: int) -> Result:
         self._keep_key()
         setup = self._setup(self._gathered(), num_rounds)
         settings = dict(self._config) if self._config is not None else plain_config(setup, self._participation)

@@ -16,6 +16,7 @@ from dqnfed.experiments.config import ConfigError, read_config
 from dqnfed.experiments.experiment import run_experiment
 from dqnfed.flower import Client, InProcessGrid, Strategy, client_app, run_in_process
 from dqnfed.flower.client import client_number
+from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.new_app import new_app
 from dqnfed.flower.records import array_record, named_arrays
 from dqnfed.flower.roster import Member, Roster
@@ -146,3 +147,10 @@ def test_client_apps_may_be_made_by_hand() -> None:
     strategy.start(InProcessGrid(client_app(describe), 6), num_rounds=2)
     assert strategy.result is not None
     assert relative_distance(strategy.result.theta, run(FedAvg(), *case[:2], rounds=2).theta) <= 1e-10
+
+
+def test_two_servers_cannot_write_to_one_folder(tmp_path: Path) -> None:
+    with sole_writer(tmp_path), pytest.raises(BlockingIOError, match="another process writes to"):
+        strategy_for(FedAvg(), out=tmp_path).start(fleet(FedAvg(), network_bowl()), num_rounds=1)
+    strategy_for(FedAvg(), out=tmp_path).start(fleet(FedAvg(), network_bowl()), num_rounds=1)
+    assert (tmp_path / "summary.json").is_file()
