@@ -79,7 +79,7 @@ def test_rooms_import_only_lower_floors(imports: list[Import]) -> None:
 
 
 def test_maths_needs_tensors_only(imports: list[Import]) -> None:
-    allowed = {"dqnfed", "torch", "numpy", "scipy", *sys.stdlib_module_names}
+    allowed = {"dqnfed", "torch", "numpy", "scipy", "threadpoolctl", *sys.stdlib_module_names}
     assert [str(f) for f in imports if f.room == "maths" and f.target.split(".")[0] not in allowed] == []
 
 

@@ -1,12 +1,16 @@
 """Products of the client matrix G [K, n] that read it block by block and never copy it."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 BLOCK = 32768  # columns a block: long enough for BLAS to run at full speed, short enough to sum in float32
+MANY_BLOCKS = 8  # blocks a thread from which on threads pay
 DEVICE_BLOCK = 8 * BLOCK  # on an accelerator starting a product costs more
 
 
@@ -35,11 +39,23 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
 
 
 def _host_products(G: Tensor, others: list[Tensor], block: int) -> tuple[Tensor, Tensor]:
+    # BLAS does not share out a product with so few rows; strips of columns, one a thread, do
+    blocks, workers = -(-G.shape[1] // block), torch.get_num_threads()
+    if workers == 1 or blocks < MANY_BLOCKS * workers:
+        return _strip_products(G, others, block, 0, G.shape[1])
+    cuts = [min(block * (blocks * i // workers), G.shape[1]) for i in range(workers)] + [G.shape[1]]
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        strips = list(pool.map(partial(_strip_products, G, others, block), cuts[:-1], cuts[1:]))
+    owns, crosses = zip(*strips, strict=True)
+    return torch.stack(owns).sum(0), torch.stack(crosses).sum(0)
+
+
+def _strip_products(G: Tensor, others: list[Tensor], block: int, first: int, last: int) -> tuple[Tensor, Tensor]:
     # through numpy: its BLAS sees that both sides are one matrix and does half the work (SYRK), which torch does not
     dtype = torch.promote_types(G.dtype, torch.float32)
     own, crossed = np.zeros((len(G), len(G))), np.zeros((len(G), sum(map(len, others))))
-    for start in range(0, G.shape[1], block):
-        rows, *more = (matrix[:, start : start + block].to(dtype).numpy() for matrix in (G, *others))
+    for start in range(first, last, block):
+        rows, *more = (matrix[:, start : min(start + block, last)].to(dtype).numpy() for matrix in (G, *others))
         own += rows @ rows.T
         if more:
             crossed += rows @ np.concatenate(more).T  # one product of all is faster than one each

@@ -98,3 +98,12 @@ def test_wrong_shapes_are_named() -> None:
         gramian(torch.ones(2, 4), torch.ones(1, 5))
     with pytest.raises(ValueError, match="one weight per row"):
         combine(torch.ones(3), torch.ones(2, 4))
+
+
+def test_strips_of_columns_give_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads, each with its strip: equal to one product of all, up to the order of summation in float64."""
+    G, extra = gaussian_rows(5, 4099, torch.float64, seed=1), gaussian_rows(3, 4099, torch.float64, seed=2)
+    whole = gramian(G, extra, block=100)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    strips = gramian(G, extra, block=100)
+    torch.testing.assert_close(strips, whole, rtol=1e-13, atol=1e-12)
