@@ -60,6 +60,7 @@ class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
 
     Server: ClassVar[type] = AFLServer
     Update: ClassVar[tuple[type, ...]] = (AFLUpdate,)
+    starts: ClassVar[tuple[str, ...]] = ("theta", "average")
     # `scales` stays empty: a client without a gradient still has a loss, and dropping it would hide it from lambda
 
     lambda_lr: float = 0.1  # step of the clients' weights, >= 0; 0 is uniform FedSGD

@@ -66,6 +66,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     Sent: ClassVar[tuple[type, ...]] = (First, Model, Models, Probe, Trial)
     Update: ClassVar[tuple[type, ...]] = (DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate)
     scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "gradient_change")
+    starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
 
     local: str = "auto"  # gradient | sgd | auto: gradient for one full-batch epoch, else sgd

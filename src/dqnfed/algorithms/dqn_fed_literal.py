@@ -67,6 +67,7 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
     Sent: ClassVar[tuple[type, ...]] = (Models,)
     Update: ClassVar[tuple[type, ...]] = (LiteralUpdate,)
     diverges: ClassVar[bool] = True
+    starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
     exemptions: ClassVar[dict[str, str]] = {
         "test_mean_loss_falls_on_a_bowl": "the paper's step length diverges on heterogeneous clients",
         "test_stays_finite_on_hard_federations": "the paper's step is unbounded where gradients are nearly dependent",

@@ -85,6 +85,7 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
     Sent: ClassVar[tuple[type, ...]] = (Theta, Models, Probe)
     Update: ClassVar[tuple[type, ...]] = (LBFGSUpdate, ProbeUpdate)
     scales: ClassVar[tuple[str, ...]] = ("gradient", "gradient_change")
+    starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
 
     memory: int = 10  # pairs, >= 1
     growth: float = 2.0  # a step is at most this many times the last one, >= 1

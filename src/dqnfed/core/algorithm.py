@@ -71,6 +71,7 @@ class Algorithm(ABC, Generic[S, M, U]):
     Update: ClassVar[tuple[type[Any], ...]]  # the kinds of answer up
     scales: ClassVar[tuple[str, ...]] = ()  # fields of the update that grow with its size; the first is measured
     optional: ClassVar[tuple[str, ...]] = ()  # fields of the update in which NaN means "not known"
+    starts: ClassVar[tuple[str, ...]] = ("theta",)  # fields of the server that hold the start model before round 0
     vectorises: ClassVar[bool] = True  # False: looped cohorts only
     suits: ClassVar[frozenset[str]] = frozenset({"network", "convex"})
     diverges: ClassVar[bool] = False  # True: known to, and left out of `--all`
@@ -143,6 +144,10 @@ class Algorithm(ABC, Generic[S, M, U]):
     def captures(self) -> bool:
         """Whether `client_step` may be captured in a CUDA graph: it calls no solver that asks the host."""
         return "network" in self.suits
+
+    def vectorises_for(self, sent: Any) -> bool:
+        """Whether clients can answer this message under vmap."""
+        return self.vectorises
 
     def uplink_bits(self, updates: U) -> int:
         """Return what one client sends; compressors count what they would really send, indices too."""

@@ -28,7 +28,7 @@ class Vectorised:
     chunk: int | None = None
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
-        if not algorithm.vectorises:
+        if not algorithm.vectorises_for(sent):
             return Looped()(algorithm, problem, tasks, sent, memory)
 
         def one(task: Task, kept: Any) -> Answers:

@@ -75,7 +75,7 @@ class Graphed:
         self._steps: dict[Key, tuple[GraphedFunction, list[Any]]] = {}
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
-        if not (tasks.mask.is_cuda and algorithm.vectorises and algorithm.captures):
+        if not (tasks.mask.is_cuda and algorithm.vectorises_for(sent) and algorithm.captures):
             return Vectorised()(algorithm, problem, tasks, sent, memory)
         key = (algorithm, id(problem), type(sent))
         if key not in self._steps:
