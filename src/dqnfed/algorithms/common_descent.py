@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad, grad_and_value
 
 from dqnfed.algorithms.common_descent_messages import (
     DescentMemory,
@@ -31,6 +31,7 @@ from dqnfed.algorithms.common_descent_messages import (
     TrialUpdate,
 )
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_choice, check_range
+from dqnfed.core.gradients import loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths import step_length
@@ -65,8 +66,8 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     Memory: ClassVar[type] = DescentMemory
     Sent: ClassVar[tuple[type, ...]] = (First, Model, Models, Probe, Trial)
     Update: ClassVar[tuple[type, ...]] = (DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate)
-    scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "gradient_change")
     starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
+    scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "gradient_change")
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
 
     local: str = "auto"  # gradient | sgd | auto: gradient for one full-batch epoch, else sgd
@@ -201,7 +202,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         return 2.0 if isinstance(sent, Models) else 1.0
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
-        slope = grad(problem.loss)
+        slope = partial(loss_gradient, problem)
         if isinstance(sent, Trial):
             return TrialUpdate(problem.loss(sent.theta, task)), memory
         if isinstance(sent, Probe):
@@ -213,7 +214,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         if self.local == "sgd":
             local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
             return LocalUpdate(sent.theta - local), memory
-        gradient, loss = grad_and_value(problem.loss)(sent.theta, task)
+        gradient, loss = loss_gradient_and_value(problem, sent.theta, task)
         pairs, curvature, change = memory.pairs, torch.full_like(loss, torch.nan), gradient.new_zeros(0)
         if isinstance(sent, First):
             rate = self.first_rate(problem, task, sent.theta, gradient, loss)
@@ -241,8 +242,8 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             return self._probed(server, updates, cohort)
         metric = self._learnt_metric(server, updates, cohort)
         G = updates.gradient
-        GG, GP = memory_products(G, metric)
-        inverse = compact_inverse(metric)
+        GG, GP, PP = memory_products(G, metric)
+        inverse = compact_inverse(PP, int(metric.n_pairs))
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
         rates = self.wanted_rates(updates, squares)

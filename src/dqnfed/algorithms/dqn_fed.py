@@ -7,11 +7,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.func import grad, hessian
+from torch.func import hessian
 
 from dqnfed.algorithms.common_descent import CommonDescent
 from dqnfed.algorithms.common_descent_messages import First, Probe, Trial
 from dqnfed.core.algorithm import check_choice, check_range
+from dqnfed.core.gradients import loss_gradient
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.quasi_newton import Pairs, cauchy_rate, empty_pairs, lbfgs_rate, probe_length, remembered
 
@@ -106,7 +107,7 @@ class DQNFed(CommonDescent):
 def probed_rate(problem: Problem, task: Task, theta: Tensor, gradient: Tensor) -> Tensor:
     """Return the decrement along the client's own gradient, from one more gradient close by."""
     length = probe_length(theta, gradient)
-    rate, _ = cauchy_rate(gradient, grad(problem.loss)(theta - length * gradient, task), length)
+    rate, _ = cauchy_rate(gradient, loss_gradient(problem, theta - length * gradient, task), length)
     return rate
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from dqnfed.algorithms.dqn_fed import MAX_HESSIAN, newton_direction
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, check_choice, check_range
+from dqnfed.core.gradients import loss_gradient
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.directions import rate_matching_step
 from dqnfed.maths.quasi_newton import Pairs, empty_pairs, lbfgs_direct_rate, lbfgs_rate, push_pair
@@ -66,8 +67,8 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
     Memory: ClassVar[type] = LiteralMemory
     Sent: ClassVar[tuple[type, ...]] = (Models,)
     Update: ClassVar[tuple[type, ...]] = (LiteralUpdate,)
-    diverges: ClassVar[bool] = True
     starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
+    diverges: ClassVar[bool] = True
     exemptions: ClassVar[dict[str, str]] = {
         "test_mean_loss_falls_on_a_bowl": "the paper's step length diverges on heterogeneous clients",
         "test_stays_finite_on_hard_federations": "the paper's step is unbounded where gradients are nearly dependent",
@@ -110,7 +111,7 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
     def client_step(
         self, problem: Problem, task: Task, sent: Models, memory: LiteralMemory
     ) -> tuple[LiteralUpdate, LiteralMemory]:
-        slope = grad(problem.loss)
+        slope = partial(loss_gradient, problem)
         pairs = memory.pairs if self.persists else emptied(memory.pairs)
         before, theta = sent.theta_before, sent.theta
         gradient_before, gradient = slope(before, task), slope(theta, task)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.core.gradients import loss_gradient
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths import step_length
 from dqnfed.maths.directions import mean_step
@@ -84,8 +85,8 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
     Server: ClassVar[type] = LBFGSServer
     Sent: ClassVar[tuple[type, ...]] = (Theta, Models, Probe)
     Update: ClassVar[tuple[type, ...]] = (LBFGSUpdate, ProbeUpdate)
-    scales: ClassVar[tuple[str, ...]] = ("gradient", "gradient_change")
     starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
+    scales: ClassVar[tuple[str, ...]] = ("gradient", "gradient_change")
 
     memory: int = 10  # pairs, >= 1
     growth: float = 2.0  # a step is at most this many times the last one, >= 1
@@ -132,7 +133,7 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
         return 1.0 if isinstance(sent, Theta) else 2.0
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: Empty) -> tuple[Any, Empty]:
-        slope = grad(problem.loss)
+        slope = partial(loss_gradient, problem)
         gradient = slope(sent.theta, task)
         if isinstance(sent, Probe):
             return ProbeUpdate(slope(sent.nearby, task) - gradient), memory

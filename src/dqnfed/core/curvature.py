@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
+from dqnfed.core.gradients import loss_gradient
 from dqnfed.core.problem import Problem, Task, cross_entropies, sign_accuracy, squared_errors
 from dqnfed.maths.symmetric import eigenpairs, glm_hessian, n_packed
 
@@ -78,8 +79,7 @@ def least_squares_problem(
 def client_gradient(problem: Problem, task: Task, theta: Tensor) -> Tensor:
     """Return the gradient of the client's training loss, ridge included."""
     if not isinstance(problem, LinearProblem):
-        slope: Tensor = grad(problem.loss)(theta, task)
-        return slope
+        return loss_gradient(problem, theta, task)
     A, share = task.inputs.to(theta.dtype), _shares(task)
     return A.T @ (share * problem.slopes(A @ theta, task.targets)) + problem.ridge * theta
 

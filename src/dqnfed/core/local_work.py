@@ -6,9 +6,18 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
-from dqnfed.core.problem import Problem, Task
+from dqnfed.core.gradients import (
+    batch_gradient,
+    by_hand,
+    equal_shares,
+    is_plain,
+    leaf_slopes,
+    parameter_leaves,
+    task_shares,
+)
+from dqnfed.core.problem import ModuleModel, Problem, Task, cast_inputs
+from dqnfed.core.tensors import named_parameters
 
 
 def local_sgd(
@@ -26,9 +35,15 @@ def local_sgd(
     `proximal(theta)` is applied after every step, for penalties whose step is taken implicitly. A client with fewer
     batches than the others of its cohort stands still in the steps it does not have.
     """
+    model = problem.predict
+    is_usual = extra_gradient is None and proximal is None and is_plain(problem, theta)
+    if is_usual and isinstance(model, ModuleModel):
+        moved = theta.clone()
+        sgd_in_place(problem, model, task, moved, momentum=momentum, decay=weight_decay + problem.ridge)
+        return moved
     velocity = torch.zeros_like(theta)
     for batch in task.batches:
-        slope = grad(problem.batch_loss)(theta, task, batch) if batch.shape[-1] else grad(problem.loss)(theta, task)
+        slope = batch_gradient(problem, theta, task, batch)
         if weight_decay:
             slope = slope + weight_decay * theta
         if extra_gradient is not None:
@@ -44,6 +59,46 @@ def local_sgd(
         else:
             velocity, theta = moved, stepped
     return theta
+
+
+@torch.no_grad()
+def sgd_in_place(
+    problem: Problem, model: ModuleModel, task: Task, theta: Tensor, *, momentum: float, decay: float
+) -> None:
+    """Change theta by the task's local steps of SGD, for one client alone; `decay` is on theta, the ridge included.
+
+    Equal to the general form up to rounding. Networks of dense layers never have a gradient in memory; others have no
+    more than autograd makes.
+    """
+    lr, velocity = float(task.lr), torch.zeros_like(theta) if momentum else None
+    inputs, everyone = cast_inputs(task.inputs, theta.dtype), task_shares(task)
+    found = by_hand(problem, inputs, task.targets)
+    leaves = {} if found else parameter_leaves(theta, model)
+    speeds = [] if found or velocity is None else list(named_parameters(velocity, model.layout).values())
+    for batch, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
+        rows = None if batch.shape[-1] == 0 else batch if n_rows == len(batch) else batch[batch >= 0]
+        if rows is not None and n_rows == 0:
+            continue
+        targets = task.targets if rows is None else task.targets.index_select(0, rows)
+        shares = everyone if rows is None else equal_shares(theta, n_rows)
+        if found is not None:
+            chain, features, slope = found
+            seen = features if rows is None else features.index_select(0, rows)
+            chain.descend(theta, velocity, seen, slope(targets, shares), lr=lr, momentum=momentum, decay=decay)
+            continue
+        examples = inputs if rows is None else inputs.index_select(0, rows)
+        slopes, _ = leaf_slopes(problem, model, leaves, examples, targets, shares)
+        places = list(leaves.values())
+        if speeds:
+            torch._foreach_mul_(speeds, momentum)
+            torch._foreach_add_(speeds, slopes)
+            if decay:
+                torch._foreach_add_(speeds, places, alpha=decay)
+            torch._foreach_add_(places, speeds, alpha=-lr)
+        else:
+            if decay:
+                torch._foreach_mul_(places, 1.0 - lr * decay)
+            torch._foreach_add_(places, slopes, alpha=-lr)
 
 
 def draw_batches(n_examples: int, *, epochs: int, batch_size: int | None, generator: torch.Generator) -> Tensor:

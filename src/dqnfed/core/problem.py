@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dqnfed.core.dense import DenseChain, dense_chain
 from dqnfed.core.tensors import Layout, module_layout, module_theta, named_parameters
 
 
@@ -75,6 +77,32 @@ SCORES: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "squared-error": ("negative squared error", negative_loss),
     "logistic": ("accuracy", sign_accuracy),
 }
+
+
+@dataclass(frozen=True)
+class ModuleModel:
+    """A module as a function of its parameters: the `predict` of problems made from modules."""
+
+    module: nn.Module
+    layout: Layout
+
+    def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        return self.outputs(named_parameters(theta, self.layout), cast_inputs(inputs, theta.dtype))
+
+    def outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return the outputs with the named parameters; the module is borrowed meanwhile, so one thread at a time."""
+        found: Tensor = functional_call(self.module, parameters, (inputs,))
+        return found
+
+    @cached_property
+    def chain(self) -> DenseChain | None:
+        """The module as dense layers, where it is nothing else."""
+        return dense_chain(self.module, self.layout)
+
+
+def cast_inputs(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the inputs in the model's precision; whole numbers (bytes of images, characters) stay as they are."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 @dataclass(frozen=True)
@@ -150,16 +178,11 @@ class Problem:
             raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to train.")
         theta0 = module_theta(template)
 
-        def predict(theta: Tensor, inputs: Tensor) -> Tensor:
-            cast = inputs.to(theta.dtype) if inputs.is_floating_point() else inputs
-            outputs: Tensor = functional_call(template, named_parameters(theta, layout), (cast,))
-            return outputs
-
         default_name, default_score = SCORES[loss]
         return cls(
             theta0=theta0,
             layout=layout,
-            predict=predict,
+            predict=ModuleModel(template, layout),
             losses=losses or LOSSES[loss],
             score=score or default_score,
             score_name=score_name or ("score" if score else default_name),
@@ -168,6 +191,13 @@ class Problem:
             module=template,
             model_spec=model_spec,
         )
+
+    def replica(self) -> Problem:
+        """Return the same problem with a module of its own, for another thread."""
+        if not isinstance(self.predict, ModuleModel):
+            return self
+        module = copy.deepcopy(self.predict.module)
+        return _replaced(self, predict=ModuleModel(module, self.layout), module=module)
 
     def module_at(self, theta: Tensor) -> nn.Module:
         """Return a copy of the module with theta as its parameters, in evaluation mode."""
@@ -217,4 +247,4 @@ def _refuse_frozen_parameters(module: nn.Module) -> None:
 
 
 def _replaced(problem: Problem, **changes: Any) -> Problem:
-    return Problem(**{**problem.__dict__, **changes})
+    return replace(problem, **changes)

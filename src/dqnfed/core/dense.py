@@ -1,0 +1,184 @@
+"""Networks of dense layers by hand: the gradient without autograd, and SGD whose updates happen inside the products.
+
+A step of SGD on a small batch is bound by memory as much as by arithmetic. Here the gradient of a weight matrix is
+never stored: its product is added, times minus the learning rate, to the weights themselves (GEMM's own `beta C +
+alpha A B`), which saves two of the three passes over the weights that an optimiser makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dqnfed.core.tensors import Layout
+
+ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+SILENT = (nn.Identity, nn.Dropout)  # layers that do nothing in evaluation mode
+
+
+class Layer(NamedTuple):
+    """A dense layer inside theta and the activation behind it."""
+
+    weight: int  # where it begins in theta
+    bias: int | None
+    n_outputs: int
+    n_inputs: int
+    activation: str  # relu | tanh | sigmoid | "" for none
+
+
+class Weights(NamedTuple):
+    """One layer's parameters, or what belongs to them: views of one long vector."""
+
+    matrix: Tensor  # [outputs, inputs]
+    bias: Tensor | None  # [outputs]
+
+
+@dataclass(frozen=True)
+class DenseChain:
+    """Layers without parameters, then dense layers with activations between them, the last one without."""
+
+    preparation: tuple[nn.Module, ...]
+    layers: tuple[Layer, ...]
+
+    def features(self, inputs: Tensor) -> Tensor | None:
+        """Return what the first dense layer sees [N, d], or None if that is no matrix."""
+        for module in self.preparation:
+            inputs = module(inputs)
+        fits = inputs.dim() == 2 and inputs.shape[1] == self.layers[0].n_inputs
+        return inputs if fits else None
+
+    def views(self, vector: Tensor) -> list[Weights]:
+        """Return the layers' parts of a vector that is as long as theta."""
+        return [
+            Weights(
+                vector[at.weight : at.weight + at.n_outputs * at.n_inputs].view(at.n_outputs, at.n_inputs),
+                None if at.bias is None else vector[at.bias : at.bias + at.n_outputs],
+            )
+            for at in self.layers
+        ]
+
+    def forward(self, weights: Sequence[Weights], features: Tensor) -> list[Tensor]:
+        """Return every layer's inputs and, last, the outputs."""
+        seen = [features]
+        for layer, (matrix, bias) in zip(self.layers, weights, strict=True):
+            h = torch.mm(seen[-1], matrix.t()) if bias is None else torch.addmm(bias, seen[-1], matrix.t())
+            seen.append(_activated(layer.activation, h))
+        return seen
+
+    def gradient(self, theta: Tensor, features: Tensor, slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the gradient in theta and the outputs; `slope` gives the loss' derivative [N, c] in the outputs."""
+        weights, found = self.views(theta), torch.empty_like(theta)
+        seen = self.forward(weights, features)
+        delta = slope(seen[-1])
+        places = self.views(found)
+        for k in reversed(range(len(weights))):
+            torch.mm(delta.t(), seen[k], out=places[k].matrix)
+            if (bias := places[k].bias) is not None:
+                torch.sum(delta, 0, out=bias)
+            if k:
+                delta = _pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
+        return found, seen[-1]
+
+    def descend(
+        self,
+        theta: Tensor,
+        velocity: Tensor | None,
+        features: Tensor,
+        slope: Callable[[Tensor], Tensor],
+        *,
+        lr: float,
+        momentum: float,
+        decay: float,
+    ) -> None:
+        """Take one step of SGD in place; `velocity` is None exactly where the momentum is zero."""
+        weights = self.views(theta)
+        moving = None if velocity is None else self.views(velocity)
+        seen = self.forward(weights, features)
+        delta = slope(seen[-1])
+        for k in reversed(range(len(weights))):
+            matrix, bias = weights[k]
+            below = _pulled_back(self.layers[k - 1].activation, delta @ matrix, seen[k]) if k else delta
+            if moving is None:
+                matrix.addmm_(delta.t(), seen[k], beta=1.0 - lr * decay, alpha=-lr)
+                if bias is not None:
+                    bias.mul_(1.0 - lr * decay).add_(delta.sum(0), alpha=-lr)
+            else:
+                speeds = moving[k]
+                speeds.matrix.addmm_(delta.t(), seen[k], beta=momentum)
+                if bias is not None and speeds.bias is not None:
+                    speeds.bias.mul_(momentum).add_(delta.sum(0))
+                for place, speed in zip(weights[k], speeds, strict=True):
+                    if place is not None and speed is not None:
+                        place.add_(speed.add_(place, alpha=decay) if decay else speed, alpha=-lr)
+            delta = below
+
+
+def dense_chain(module: nn.Module, layout: Layout) -> DenseChain | None:
+    """Return the module as a chain of dense layers, or None if it is something else."""
+    starts, position = {}, 0
+    for name, shape in layout:
+        starts[name] = position
+        position += shape.numel()
+    preparation: list[nn.Module] = []
+    layers: list[Layer] = []
+    for path, part in _parts(module):
+        if _is_hooked(part):
+            return None
+        if type(part) is nn.Linear:
+            if f"{path}weight" not in starts or (part.bias is not None and f"{path}bias" not in starts):
+                return None  # shared with another layer
+            bias = None if part.bias is None else starts[f"{path}bias"]
+            layers.append(Layer(starts[f"{path}weight"], bias, part.out_features, part.in_features, ""))
+        elif any(True for _ in part.parameters()):
+            return None
+        elif not layers:
+            preparation.append(part)
+        elif type(part) in ACTIVATIONS and not layers[-1].activation:
+            layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(part)])
+        elif type(part) not in SILENT:
+            return None
+    if not layers or layers[-1].activation:
+        return None
+    used = sum(at.n_outputs * (at.n_inputs + (at.bias is not None)) for at in layers)
+    return DenseChain(tuple(preparation), tuple(layers)) if used == position else None
+
+
+def _activated(name: str, h: Tensor) -> Tensor:
+    match name:
+        case "relu":
+            return h.relu_()
+        case "tanh":
+            return h.tanh_()
+        case "sigmoid":
+            return h.sigmoid_()
+        case _:
+            return h
+
+
+def _pulled_back(name: str, delta: Tensor, activated: Tensor) -> Tensor:
+    """Return the derivative before an activation from that behind it and the activation's value."""
+    match name:
+        case "relu":
+            found: Tensor = torch.ops.aten.threshold_backward(delta, activated, 0)
+        case "tanh":
+            found = torch.ops.aten.tanh_backward(delta, activated)
+        case "sigmoid":
+            found = torch.ops.aten.sigmoid_backward(delta, activated)
+        case _:
+            return delta
+    return found
+
+
+def _parts(module: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
+    """Return the modules that a chain of `nn.Sequential` calls, in order, each with the prefix of its parameters."""
+    if type(module) is not nn.Sequential or _is_hooked(module):
+        return [(path, module)]
+    return [found for name, child in module.named_children() for found in _parts(child, f"{path}{name}.")]
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -1,0 +1,167 @@
+"""The gradient of one client's loss, by the shortest way there is.
+
+Under torch.func's transforms (a vectorised cohort) that is `torch.func.grad`. For one client alone on a CPU it is plain
+autograd with the parameters as leaves or, for networks of dense layers with a known loss, the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from dqnfed.core.dense import DenseChain
+from dqnfed.core.problem import (
+    ModuleModel,
+    Problem,
+    Task,
+    cast_inputs,
+    cross_entropies,
+    logistic_losses,
+    squared_errors,
+)
+from dqnfed.core.tensors import named_parameters
+
+Slope = Callable[[Tensor], Tensor]  # outputs [N, c] -> derivative [N, c]
+
+
+def loss_gradient(problem: Problem, theta: Tensor, task: Task) -> Tensor:
+    """Return the gradient of the client's mean training loss."""
+    return loss_gradient_and_value(problem, theta, task)[0]
+
+
+def loss_gradient_and_value(problem: Problem, theta: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the client's mean training loss, and that loss."""
+    if not is_plain(problem, theta):
+        slope, loss = grad_and_value(problem.loss)(theta, task)
+        return slope, loss
+    return mean_gradient(problem, theta, task.inputs, task.targets, task_shares(task))
+
+
+def batch_gradient(problem: Problem, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
+    """Return the gradient of the mean loss over the rows that the batch names; a batch of no width means all."""
+    if not batch.shape[-1]:
+        return loss_gradient(problem, theta, task)
+    if not is_plain(problem, theta):
+        slope: Tensor = grad_and_value(problem.batch_loss)(theta, task, batch)[0]
+        return slope
+    rows = batch[batch >= 0]
+    return mean_gradient(problem, theta, task.inputs[rows], task.targets[rows], equal_shares(theta, len(rows)))[0]
+
+
+def is_plain(problem: Problem, theta: Tensor) -> bool:
+    """Return whether this is one client alone on a CPU with an ordinary mean as its loss, and nothing looks on."""
+    return (
+        theta.device.type == "cpu"
+        and cast(Any, torch._C)._functorch.peek_interpreter_stack() is None
+        and not (theta.requires_grad and torch.is_grad_enabled())
+        and not torch.compiler.is_compiling()
+        and type(problem).loss is Problem.loss
+        and type(problem).batch_loss is Problem.batch_loss
+    )
+
+
+def task_shares(task: Task) -> Tensor:
+    """Return every example's share of the client's mean, [N]."""
+    return task.mask / task.mask.sum().clamp(min=1)
+
+
+def equal_shares(theta: Tensor, n: int) -> Tensor:
+    """Return n equal shares of a mean."""
+    return theta.new_full((n,), 1.0 / max(n, 1))
+
+
+def mean_gradient(
+    problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient and the value of the weighted sum of the examples' losses, ridge included."""
+    inputs = cast_inputs(inputs, theta.dtype)
+    found = by_hand(problem, inputs, targets)
+    with torch.no_grad():
+        if found is not None:
+            chain, features, slope = found
+            moved, outputs = chain.gradient(theta, features, slope(targets, shares))
+            loss = problem.losses(outputs, targets) @ shares
+        else:
+            moved, loss = _by_autograd(problem, theta, inputs, targets, shares)
+        if problem.ridge:
+            moved, loss = moved.add_(theta, alpha=problem.ridge), loss + 0.5 * problem.ridge * theta.square().sum()
+    return moved, loss
+
+
+@torch.no_grad()
+def by_hand(
+    problem: Problem, inputs: Tensor, targets: Tensor
+) -> tuple[DenseChain, Tensor, Callable[[Tensor, Tensor], Slope]] | None:
+    """Return the dense layers, what they see of the inputs, and their loss' slope; None where autograd is needed.
+
+    The slope is a function of targets and shares, and gives a function of the outputs.
+    """
+    model = problem.predict
+    if not isinstance(model, ModuleModel) or model.chain is None or problem.losses not in SLOPES:
+        return None
+    if problem.losses is cross_entropies and not _are_classes(targets):
+        return None
+    features = model.chain.features(inputs)
+    return None if features is None else (model.chain, features, partial(weighted_slope, SLOPES[problem.losses]))
+
+
+def weighted_slope(slope: Callable[[Tensor, Tensor], Tensor], targets: Tensor, shares: Tensor) -> Slope:
+    """Return the function that gives the derivative [N, c] of the weighted sum of the losses in the outputs."""
+    return lambda outputs: slope(outputs, targets).mul_(shares[:, None])
+
+
+def _by_autograd(
+    problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        if isinstance(problem.predict, ModuleModel):
+            leaves = parameter_leaves(theta, problem.predict)
+            slopes, loss = leaf_slopes(problem, problem.predict, leaves, inputs, targets, shares)
+            return torch.cat([slope.reshape(-1) for slope in slopes]), loss
+        leaf = theta.detach().requires_grad_()
+        loss = problem.losses(problem.predict(leaf, inputs), targets) @ shares
+        return torch.autograd.grad(loss, leaf, materialize_grads=True)[0].clone(), loss.detach()
+
+
+def parameter_leaves(theta: Tensor, model: ModuleModel) -> dict[str, Tensor]:
+    """Return views of theta by name that autograd takes for parameters."""
+    return {name: view.detach().requires_grad_() for name, view in named_parameters(theta, model.layout).items()}
+
+
+@torch.enable_grad()
+def leaf_slopes(
+    problem: Problem, model: ModuleModel, leaves: dict[str, Tensor], inputs: Tensor, targets: Tensor, shares: Tensor
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the gradient in every leaf, and the loss."""
+    loss = problem.losses(model.outputs(leaves, inputs), targets) @ shares
+    return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), loss.detach()
+
+
+def _are_classes(targets: Tensor) -> bool:
+    return targets.dim() == 1 and not targets.is_floating_point() and bool((targets >= 0).all())
+
+
+def _cross_entropy_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    found = torch.softmax(outputs, dim=1)
+    return found.scatter_add_(1, targets[:, None], found.new_full((1, 1), -1.0).expand(len(found), 1))
+
+
+def _squared_error_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs - targets.reshape(outputs.shape).to(outputs.dtype)
+
+
+def _logistic_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    signs = targets.reshape(outputs.shape).to(outputs.dtype)
+    return torch.sigmoid(-signs * outputs).mul_(-signs)
+
+
+SLOPES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
+    cross_entropies: _cross_entropy_slope,
+    squared_errors: _squared_error_slope,
+    logistic_losses: _logistic_slope,
+}

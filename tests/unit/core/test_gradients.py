@@ -1,0 +1,187 @@
+"""The short ways to a gradient, and to a step of SGD, give what torch.func gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from dqnfed.core import gradients
+from dqnfed.core.gradients import batch_gradient, by_hand, is_plain, loss_gradient, loss_gradient_and_value
+from dqnfed.core.local_work import draw_batches, local_sgd
+from dqnfed.core.problem import Problem, Task, cast_inputs
+from dqnfed.core.seeds import seed_for
+from tests.helpers.bowls import normal
+
+N, WIDTH = 11, 6
+
+
+def dense(n_outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(WIDTH, 5), nn.ReLU(), nn.Dropout(0.5)),
+        nn.Linear(5, 4, bias=False),
+        nn.Linear(4, 4),
+        nn.Tanh(),
+        nn.Linear(4, 3),
+        nn.Sigmoid(),
+        nn.Linear(3, n_outputs),
+    )
+
+
+def convolved(n_outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, WIDTH)), nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, n_outputs)
+    )
+
+
+class Branched(nn.Module):
+    """No chain: the input takes two ways."""
+
+    def __init__(self, n_outputs: int) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, n_outputs), nn.Linear(WIDTH, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left: Tensor = self.left(x)
+        return left + torch.tanh(self.right(x))
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "linear": lambda n: nn.Linear(WIDTH, n),
+    "dense": dense,
+    "convolved": convolved,
+    "branched": Branched,
+}
+TARGETS: dict[str, tuple[int, Tensor]] = {
+    "cross-entropy": (3, torch.arange(N) % 3),
+    "squared-error": (2, normal(N, 2, seed=3)),
+    "logistic": (1, torch.where(torch.arange(N) % 2 == 0, 1.0, -1.0).double()),
+}
+
+
+def case(model: str, loss: str, *, ridge: float, batch_size: int | None = 4) -> tuple[Problem, Task, Tensor]:
+    """Return a problem, a task with two examples of padding, and a model away from the start."""
+    n_outputs, targets = TARGETS[loss]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        problem = Problem.from_module(MODELS[model](n_outputs).double(), loss=loss, ridge=ridge)
+    mask = torch.ones(N, dtype=torch.float64)
+    mask[-2:] = 0.0
+    batches = draw_batches(N - 2, epochs=2, batch_size=batch_size, generator=seed_for(1))
+    if batch_size is not None:
+        batches = torch.cat([batches, torch.full((1, batch_size), -1)])  # a step that this client does not have
+    task = Task(normal(N, WIDTH, seed=2), targets, mask, batches, mask[:0], torch.tensor(0.3, dtype=torch.float64))
+    return problem, task, problem.theta0 + 0.1 * normal(problem.n_parameters, seed=4)
+
+
+def general_sgd(problem: Problem, task: Task, theta: Tensor, momentum: float, weight_decay: float) -> Tensor:
+    """Return what the general form gives: under vmap nothing else is possible."""
+    one = Task(*(t[None] for t in task))
+    found: Tensor = vmap(lambda its: local_sgd(problem, its, theta, momentum=momentum, weight_decay=weight_decay))(one)
+    return found[0]
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.2])
+@pytest.mark.parametrize("loss", TARGETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_gradient_is_that_of_torch_func(model: str, loss: str, ridge: float) -> None:
+    problem, task, theta = case(model, loss, ridge=ridge)
+    found, value = loss_gradient_and_value(problem, theta, task)
+    torch.testing.assert_close(found, grad(problem.loss)(theta, task), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(value, problem.loss(theta, task), rtol=1e-13, atol=0)
+    batch = torch.tensor([3, -1, 0, 7])
+    expected = grad(problem.batch_loss)(theta, task, batch)
+    torch.testing.assert_close(batch_gradient(problem, theta, task, batch), expected, rtol=1e-12, atol=1e-14)
+    assert not found.requires_grad
+    assert not value.requires_grad
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("model", "loss"), [("linear", "logistic"), ("dense", "cross-entropy"), ("convolved", "squared-error")]
+)
+def test_fused_sgd_is_sgd(model: str, loss: str, weight_decay: float, momentum: float, batch_size: int | None) -> None:
+    problem, task, theta = case(model, loss, ridge=0.05, batch_size=batch_size)
+    given = theta.clone()
+    found = local_sgd(problem, task, theta, momentum=momentum, weight_decay=weight_decay)
+    expected = general_sgd(problem, task, theta, momentum, weight_decay)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert torch.equal(theta, given)
+
+
+def test_dense_networks_are_done_by_hand_and_others_are_not() -> None:
+    by_formula = {}
+    for model in MODELS:
+        problem, task, theta = case(model, "cross-entropy", ridge=0.0)
+        by_formula[model] = by_hand(problem, cast_inputs(task.inputs, theta.dtype), task.targets) is not None
+    assert by_formula == {"linear": True, "dense": True, "convolved": False, "branched": False}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(WIDTH, 3), nn.Softmax(dim=1)),  # the last layer has an activation
+        nn.Sequential(nn.Linear(WIDTH, 4), nn.LayerNorm(4), nn.Linear(4, 3)),
+        nn.Sequential(nn.Linear(WIDTH, 4), nn.GELU(), nn.Linear(4, 3)),
+        nn.Sequential(*[layer := nn.Linear(WIDTH, WIDTH), nn.ReLU(), layer]),  # one layer twice
+    ],
+)
+def test_what_is_no_chain_of_dense_layers_goes_to_autograd(module: nn.Module) -> None:
+    problem = Problem.from_module(module.double())
+    task = case("dense", "cross-entropy", ridge=0.0)[1]
+    assert by_hand(problem, task.inputs, task.targets) is None
+    expected = grad(problem.loss)(problem.theta0, task)
+    torch.testing.assert_close(loss_gradient(problem, problem.theta0, task), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_targets_that_are_no_classes_go_to_autograd() -> None:
+    problem, task, theta = case("dense", "cross-entropy", ridge=0.0)
+    soft = task._replace(targets=torch.softmax(normal(N, 3, seed=5), dim=1))
+    ignored = task._replace(targets=torch.where(torch.arange(N) == 2, -100, task.targets))
+    for its in (soft, ignored):
+        expected = grad(problem.loss)(theta, its)
+        torch.testing.assert_close(loss_gradient(problem, theta, its), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_module_with_hooks_is_left_to_torch() -> None:
+    problem, task, theta = case("dense", "cross-entropy", ridge=0.0)
+    assert problem.module is not None
+    problem.module.register_forward_hook(lambda *_: None)
+    assert by_hand(problem.replica(), task.inputs, task.targets) is None
+    assert torch.isfinite(loss_gradient(problem, theta, task)).all()
+
+
+def test_a_gradient_of_a_gradient_still_goes_through() -> None:
+    problem, task, theta = case("dense", "cross-entropy", ridge=0.1)
+
+    def squared_length(at: Tensor) -> Tensor:
+        return loss_gradient(problem, at, task).square().sum()
+
+    expected = grad(lambda at: grad(problem.loss)(at, task).square().sum())(theta)
+    torch.testing.assert_close(grad(squared_length)(theta), expected, rtol=1e-12, atol=1e-14)
+    leaf = theta.clone().requires_grad_()
+    squared_length(leaf).backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_vectorised_cohorts_take_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, task, theta = case("dense", "cross-entropy", ridge=0.0)
+    assert is_plain(problem, theta)
+    monkeypatch.setattr(gradients, "mean_gradient", lambda *_: pytest.fail("not under vmap"))
+    stacked = Task(*(torch.stack([t, t]) for t in task))
+    both = vmap(lambda its: loss_gradient(problem, theta, its))(stacked)
+    assert both.shape == (2, len(theta))
+
+
+def test_a_replica_has_its_own_module_and_the_same_answers() -> None:
+    problem, task, theta = case("convolved", "cross-entropy", ridge=0.1)
+    other = problem.replica()
+    assert other.module is not problem.module
+    assert torch.equal(loss_gradient(other, theta, task), loss_gradient(problem, theta, task))
