@@ -20,6 +20,11 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
     Columns are taken in blocks: one product a block in the precision of G (float32 at least), summed in float64, so
     that G is read once and nothing n-long is allocated. `extra` may be several matrices; their products come in order.
     """
+    return joint_gramian(G, extra, block=block)[: len(G)]
+
+
+def joint_gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block: int | None = None) -> Tensor:
+    """Return [G; extra] [G; extra]' as `gramian` does, the products of the extra rows with each other too."""
     if G.ndim != 2:
         raise ValueError(
             f"G must hold one row per client, [K, n], but has shape {tuple(G.shape)}; stack the rows first."
@@ -30,48 +35,50 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
             raise ValueError(
                 f"extra rows must be as long as the rows of G, {G.shape[1]}, but have shape {tuple(other.shape)}."
             )
-    rows, more = G.detach(), [other.detach().to(G.device) for other in others]
+    rows, more = G.detach(), [other.detach().to(G.device) for other in others if len(other)]
     if G.device.type == "cpu":
-        own, crossed = _host_products(rows, more, block or BLOCK)
+        products = _host_products(rows, more, block or BLOCK)
     else:
-        own, crossed = _device_products(rows, more, block or DEVICE_BLOCK)
-    return torch.cat([(own + own.T) / 2, crossed], dim=1).cpu()
+        products = _device_products(rows, more, block or DEVICE_BLOCK)
+    return (products + products.T) / 2
 
 
-def _host_products(G: Tensor, others: list[Tensor], block: int) -> tuple[Tensor, Tensor]:
+def _host_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
     # BLAS does not share out a product with so few rows; strips of columns, one a thread, do
     blocks, workers = -(-G.shape[1] // block), torch.get_num_threads()
     if workers == 1 or blocks < MANY_BLOCKS * workers:
         return _strip_products(G, others, block, 0, G.shape[1])
     cuts = [min(block * (blocks * i // workers), G.shape[1]) for i in range(workers)] + [G.shape[1]]
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-        strips = list(pool.map(partial(_strip_products, G, others, block), cuts[:-1], cuts[1:]))
-    owns, crosses = zip(*strips, strict=True)
-    return torch.stack(owns).sum(0), torch.stack(crosses).sum(0)
+        return torch.stack(list(pool.map(partial(_strip_products, G, others, block), cuts[:-1], cuts[1:]))).sum(0)
 
 
-def _strip_products(G: Tensor, others: list[Tensor], block: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+def _strip_products(G: Tensor, others: list[Tensor], block: int, first: int, last: int) -> Tensor:
     # through numpy: its BLAS sees that both sides are one matrix and does half the work (SYRK), which torch does not
     dtype = torch.promote_types(G.dtype, torch.float32)
-    own, crossed = np.zeros((len(G), len(G))), np.zeros((len(G), sum(map(len, others))))
+    K = len(G)
+    products = np.zeros((K + sum(map(len, others)),) * 2)
     for start in range(first, last, block):
         rows, *more = (matrix[:, start : min(start + block, last)].to(dtype).numpy() for matrix in (G, *others))
-        own += rows @ rows.T
+        products[:K, :K] += rows @ rows.T  # on G as it lies: joining it to the others would copy it
         if more:
-            crossed += rows @ np.concatenate(more).T  # one product of all is faster than one each
-    return torch.from_numpy(own), torch.from_numpy(crossed)
+            joined = np.concatenate(more)
+            crossed = rows @ joined.T
+            products[:K, K:] += crossed
+            products[K:, :K] += crossed.T
+            products[K:, K:] += joined @ joined.T
+    return torch.from_numpy(products)
 
 
-def _device_products(G: Tensor, others: list[Tensor], block: int) -> tuple[Tensor, Tensor]:
+def _device_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
     dtype = torch.promote_types(G.dtype, torch.float32)
-    own = torch.zeros(len(G), len(G), dtype=torch.float64, device=G.device)
-    crossed = own.new_zeros(len(G), sum(map(len, others)))
+    size = len(G) + sum(map(len, others))
+    products = torch.zeros(size, size, dtype=torch.float64, device=G.device)
     for start in range(0, G.shape[1], block):
         rows, *more = (matrix[:, start : start + block].to(dtype) for matrix in (G, *others))
-        own += rows @ rows.T
-        if more:
-            crossed += rows @ torch.cat(more).T
-    return own, crossed
+        joined = torch.cat([rows, *more]) if more else rows
+        products += joined @ joined.T
+    return products.cpu()
 
 
 def combine(weights: Tensor, G: Tensor) -> Tensor:

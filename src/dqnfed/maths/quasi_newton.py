@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.maths.gramian import combine, gramian
+from dqnfed.maths.gramian import combine, joint_gramian
 
 FloatArray = NDArray[np.float64]
 
@@ -29,6 +29,14 @@ class CompactInverse(NamedTuple):
 
     scale: float
     middle: FloatArray  # [2m, 2m], symmetric
+
+
+class MemoryProducts(NamedTuple):
+    """What one pass over the rows G and a memory's rows P = [S; Y] gives, in float64 on the host."""
+
+    GG: FloatArray  # [K, K]
+    GP: FloatArray  # [K, 2m]
+    PP: FloatArray  # [2m, 2m]
 
 
 def is_curved(s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
@@ -189,32 +197,31 @@ def cauchy_rate(g: Tensor, g_probe: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(gg > 0, gg / c, torch.zeros_like(gg)), c
 
 
-def compact_inverse(pairs: Pairs) -> CompactInverse:
+def memory_products(G: Tensor, pairs: Pairs) -> MemoryProducts:
+    """Return the products of the rows G with each other and with the pairs, in float64, from one pass over both."""
+    K = len(G)
+    products = joint_gramian(G, (pairs.s, pairs.y)).numpy()
+    return MemoryProducts(products[:K, :K], products[:K, K:], products[K:, K:])
+
+
+def compact_inverse(PP: FloatArray, n_pairs: int) -> CompactInverse:
     """Return the limited-memory inverse BFGS matrix in compact form (Byrd, Nocedal & Schnabel 1994, Thm 2.2).
 
-    In float64 on the host, from products of the memory with itself; not for use under vmap.
+    From the products PP of the memory's rows P = [S; Y] with each other, of which the newest `n_pairs` are used.
     """
-    m = pairs.s.shape[0]
-    n_pairs = int(pairs.n_pairs)
+    m = len(PP) // 2
     middle = np.zeros((2 * m, 2 * m))
     if n_pairs == 0:
         return CompactInverse(1.0, middle)
-    used = slice(m - n_pairs, m)
-    products = gramian(pairs.y[used], pairs.s[used]).numpy()
-    YY, SY = products[:, :n_pairs], products[:, n_pairs:].T
+    first = np.arange(m)[m - n_pairs :]
+    second = m + first
+    YY, SY = PP[np.ix_(second, second)], PP[np.ix_(first, second)]
     gam = float(SY[-1, -1] / YY[-1, -1])
     R_inverse = np.linalg.inv(np.triu(SY))
-    first, second = np.arange(m)[used], m + np.arange(m)[used]
     middle[np.ix_(first, first)] = R_inverse.T @ (np.diag(np.diag(SY)) + gam * YY) @ R_inverse
     middle[np.ix_(first, second)] = -gam * R_inverse.T
     middle[np.ix_(second, first)] = -gam * R_inverse
     return CompactInverse(gam, middle)
-
-
-def memory_products(G: Tensor, pairs: Pairs) -> tuple[FloatArray, FloatArray]:
-    """Return G G' [K, K] and G [S; Y]' [K, 2m] in float64, from one pass over G."""
-    products = gramian(G, (pairs.s, pairs.y)).numpy()
-    return products[:, : len(G)], products[:, len(G) :]
 
 
 def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> FloatArray:
@@ -225,10 +232,12 @@ def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> F
 
 def metric_combination(weights: FloatArray, G: Tensor, GP: FloatArray, pairs: Pairs, inverse: CompactInverse) -> Tensor:
     """Return u = W^-1 G'z for weights z [K], in the precision of G, from one pass over G and the memory."""
-    on_memory = torch.from_numpy(inverse.middle @ (GP.T @ weights))
-    m = pairs.s.shape[0]
     step = combine(torch.from_numpy(inverse.scale * weights), G)
-    return step + combine(on_memory[:m], pairs.s) + combine(on_memory[m:], pairs.y)
+    m = len(pairs.s)
+    if m:
+        on_memory = torch.from_numpy(inverse.middle @ (GP.T @ weights)).to(step)
+        step.addmv_(pairs.s.T, on_memory[:m]).addmv_(pairs.y.T, on_memory[m:])
+    return step
 
 
 def _kept(keep: Tensor, v: Tensor) -> Tensor:

@@ -130,8 +130,8 @@ def test_every_limited_memory_form_equals_the_dense_recursion(n_pushed: int, m: 
         assert lbfgs_rate(pairs, g) > 0
     torch.testing.assert_close(lbfgs_inverse_product(pairs, G), G @ H, rtol=1e-10, atol=1e-11)
 
-    inverse = compact_inverse(pairs)
-    GG, GP = memory_products(G, pairs)
+    GG, GP, PP = memory_products(G, pairs)
+    inverse = compact_inverse(PP, int(pairs.n_pairs))
     torch.testing.assert_close(torch.from_numpy(metric_gramian(GG, GP, inverse)), G @ H @ G.T, rtol=1e-10, atol=1e-11)
     z = gaussian_rows(1, 4, seed=8)[0]
     torch.testing.assert_close(metric_combination(z.numpy(), G, GP, pairs, inverse), z @ G @ H, rtol=1e-10, atol=1e-11)
@@ -277,8 +277,8 @@ def test_vectorised_clients_do_what_each_does_alone() -> None:
 
 def test_one_client_in_its_own_metric_takes_the_quasi_newton_step() -> None:
     pairs, g = filled(4), gaussian_rows(1, N, seed=6)
-    inverse = compact_inverse(pairs)
-    GG, GP = memory_products(g, pairs)
+    GG, GP, PP = memory_products(g, pairs)
+    inverse = compact_inverse(PP, int(pairs.n_pairs))
     M = metric_gramian(GG, GP, inverse)
     rate = lbfgs_rate(pairs, g[0]).reshape(1).numpy()
     for weights in (rate_matching_weights(M, rate), at_least_weights(M, rate, ridge=0.0).weights):
@@ -290,8 +290,8 @@ def test_a_step_in_the_metric_meets_the_rates_at_the_least_metric_length() -> No
     pairs, G, d = filled(4), agreeing_rows(5, N, seed=6), positive_rates(5)
     H = dense_inverse(pairs)
     W = torch.linalg.inv(H)
-    inverse = compact_inverse(pairs)
-    GG, GP = memory_products(G, pairs)
+    GG, GP, PP = memory_products(G, pairs)
+    inverse = compact_inverse(PP, int(pairs.n_pairs))
     M = metric_gramian(GG, GP, inverse)
     equal = metric_combination(rate_matching_weights(M, d.numpy()), G, GP, pairs, inverse)
     torch.testing.assert_close(G @ equal, d, rtol=1e-8, atol=1e-9)
@@ -306,8 +306,8 @@ def test_float32_memory_is_multiplied_in_float64() -> None:
     pairs = Pairs(*(leaf.float() if leaf.is_floating_point() else leaf for leaf in filled(5)))
     G = gaussian_rows(4, N, torch.float32, seed=7)
     exact = dense_inverse(Pairs(pairs.s.double(), pairs.y.double(), pairs.n_pairs))
-    GG, GP = memory_products(G, pairs)
-    M = torch.from_numpy(metric_gramian(GG, GP, compact_inverse(pairs)))
+    GG, GP, PP = memory_products(G, pairs)
+    M = torch.from_numpy(metric_gramian(GG, GP, compact_inverse(PP, int(pairs.n_pairs))))
     torch.testing.assert_close(M, G.double() @ exact @ G.double().T, rtol=1e-4, atol=1e-4)
 
 
