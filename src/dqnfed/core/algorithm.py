@@ -34,6 +34,7 @@ class Cohort(NamedTuple):
     n_examples: Tensor  # [K] training examples
     n_clients: int  # of the whole federation
     round: int
+    factors: Tensor | None = None  # [K] by which answers that were too long have been shortened; None: nobody's
 
 
 class ServerStep(NamedTuple, Generic[S]):
@@ -43,6 +44,7 @@ class ServerStep(NamedTuple, Generic[S]):
     status: Status = Status.NEXT
     diagnostics: dict[str, float] = {}  # noqa: RUF012  a NamedTuple default, never mutated
     reason: str = ""
+    left_out: tuple[tuple[int, str], ...] = ()  # clients whose answers this round's step does without, and why
 
 
 class Theta(NamedTuple):

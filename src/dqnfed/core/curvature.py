@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from dqnfed.maths.symmetric import eigenpairs, glm_hessian, n_packed
 logger = logging.getLogger("dqnfed")
 LOSS_PASSES = 1.0 / 3.0
 PRODUCT_PASSES = 2.0
+FORWARD_MODE = RLock()  # torch counts the levels of forward-mode derivatives for all threads together
 MAX_CURVATURE_BYTES = 8 * 2**30  # of all clients' matrices together; an exact method refuses more
 
 
@@ -87,7 +89,8 @@ def client_gradient(problem: Problem, task: Task, theta: Tensor) -> Tensor:
 def client_hessian(problem: Problem, task: Task, theta: Tensor) -> Tensor:
     """Return the exact Hessian [n, n] of the client's training loss, ridge included."""
     if not isinstance(problem, LinearProblem):
-        found: Tensor = hessian(problem.loss)(theta, task)
+        with FORWARD_MODE:
+            found: Tensor = hessian(problem.loss)(theta, task)
         return (found + found.T) / 2.0
     A, share = task.inputs.to(theta.dtype), _shares(task)
     return glm_hessian(A, share * problem.curvatures(A @ theta, task.targets), problem.ridge)
@@ -113,7 +116,8 @@ def hessian_root(problem: Problem, task: Task, theta: Tensor) -> Tensor:
 def hessian_product(problem: Problem, task: Task, theta: Tensor, v: Tensor) -> Tensor:
     """Return the product of the client's exact Hessian with v."""
     if not isinstance(problem, LinearProblem):
-        product: Tensor = jvp(lambda t: grad(problem.loss)(t, task), (theta,), (v,))[1]
+        with FORWARD_MODE:
+            product: Tensor = jvp(lambda t: grad(problem.loss)(t, task), (theta,), (v,))[1]
         return product
     A, share = task.inputs.to(theta.dtype), _shares(task)
     weights = share * problem.curvatures(A @ theta, task.targets)
@@ -134,8 +138,9 @@ def gauss_newton_product(problem: Problem, task: Task, theta: Tensor, v: Tensor)
         return (problem.losses(z, task.targets) * share).sum()
 
     z, pulled_back = vjp(outputs, theta)[:2]
-    pushed: Tensor = jvp(outputs, (theta,), (v,))[1]
-    bent: Tensor = jvp(grad(mean_loss), (z,), (pushed,))[1]
+    with FORWARD_MODE:
+        pushed: Tensor = jvp(outputs, (theta,), (v,))[1]
+        bent: Tensor = jvp(grad(mean_loss), (z,), (pushed,))[1]
     product: Tensor = pulled_back(bent)[0]
     return product + problem.ridge * v
 
@@ -181,7 +186,9 @@ def _output_roots(problem: Problem, outputs: Tensor, targets: Tensor) -> Tensor:
     def one_loss(z: Tensor, target: Tensor) -> Tensor:
         return problem.losses(z.reshape(1, *outputs.shape[1:]), target[None])[0]
 
-    values, vectors = eigenpairs(vmap(hessian(one_loss))(flat, targets))
+    with FORWARD_MODE:
+        curvatures = vmap(hessian(one_loss))(flat, targets)
+    values, vectors = eigenpairs(curvatures)
     positive = values > 1e-12 * values.amax(-1, keepdim=True)
     roots = torch.where(positive, values, torch.zeros_like(values)).sqrt()
     product: Tensor = (vectors * roots[:, None, :]) @ vectors.transpose(1, 2)

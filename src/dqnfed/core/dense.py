@@ -83,6 +83,34 @@ class DenseChain:
                 delta = _pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
         return found, seen[-1]
 
+    def formula(self, theta: Tensor, features: Tensor, slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return what `gradient` does, in operations that vectorise over clients and can be differentiated again."""
+        outputs, changes = self.changes(self.views(theta), features, slope)
+        return self.joined(changes), outputs
+
+    def changes(
+        self, weights: Sequence[Weights], features: Tensor, slope: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, list[Weights]]:
+        """Return the outputs and the loss' derivative in every layer's parameters; nothing is done in place."""
+        seen = [features]
+        for layer, (matrix, bias) in zip(self.layers, weights, strict=True):
+            h = seen[-1] @ matrix.t()
+            seen.append(_activation(layer.activation, h if bias is None else h + bias))
+        delta, found = slope(seen[-1]), []
+        for k in reversed(range(len(weights))):
+            found.append(Weights(delta.t() @ seen[k], None if weights[k].bias is None else delta.sum(0)))
+            if k:
+                delta = _pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
+        return seen[-1], found[::-1]
+
+    def joined(self, weights: Sequence[Weights]) -> Tensor:
+        """Return the vector that the layers' parts make up."""
+        placed = {at.weight: part.matrix.reshape(-1) for at, part in zip(self.layers, weights, strict=True)}
+        for at, part in zip(self.layers, weights, strict=True):
+            if at.bias is not None and part.bias is not None:
+                placed[at.bias] = part.bias
+        return torch.cat([placed[start] for start in sorted(placed)])
+
     def descend(
         self,
         theta: Tensor,
@@ -155,6 +183,18 @@ def _activated(name: str, h: Tensor) -> Tensor:
             return h.tanh_()
         case "sigmoid":
             return h.sigmoid_()
+        case _:
+            return h
+
+
+def _activation(name: str, h: Tensor) -> Tensor:
+    match name:
+        case "relu":
+            return h.relu()
+        case "tanh":
+            return h.tanh()
+        case "sigmoid":
+            return h.sigmoid()
         case _:
             return h
 

@@ -1,14 +1,14 @@
 """The gradient of one client's loss, by the shortest way there is.
 
-Under torch.func's transforms (a vectorised cohort) that is `torch.func.grad`. For one client alone on a CPU it is plain
-autograd with the parameters as leaves or, for networks of dense layers with a known loss, the formula.
+For networks of dense layers with a known loss that is the formula. For others it is plain autograd with the parameters
+as leaves for one client alone on a CPU, and `torch.func.grad` under torch.func's transforms (a vectorised cohort).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ def loss_gradient(problem: Problem, theta: Tensor, task: Task) -> Tensor:
 def loss_gradient_and_value(problem: Problem, theta: Tensor, task: Task) -> tuple[Tensor, Tensor]:
     """Return the gradient of the client's mean training loss, and that loss."""
     if not is_plain(problem, theta):
+        if (found := in_formulas(problem, task)) is not None:
+            return _by_formula(problem, theta, found, task.targets, task_shares(task))
         slope, loss = grad_and_value(problem.loss)(theta, task)
         return slope, loss
     return mean_gradient(problem, theta, task.inputs, task.targets, task_shares(task))
@@ -47,22 +49,81 @@ def batch_gradient(problem: Problem, theta: Tensor, task: Task, batch: Tensor) -
     if not batch.shape[-1]:
         return loss_gradient(problem, theta, task)
     if not is_plain(problem, theta):
+        if (found := in_formulas(problem, task)) is not None:
+            rows = batch.clamp(min=0)
+            features = Features(found.chain, found.features[rows])
+            return _by_formula(problem, theta, features, task.targets[rows], batch_shares(task, batch))[0]
         slope: Tensor = grad_and_value(problem.batch_loss)(theta, task, batch)[0]
         return slope
     rows = batch[batch >= 0]
     return mean_gradient(problem, theta, task.inputs[rows], task.targets[rows], equal_shares(theta, len(rows)))[0]
 
 
+class Features(NamedTuple):
+    """What the dense layers of a client's model see."""
+
+    chain: DenseChain
+    features: Tensor  # [N, d]
+
+
+def in_formulas(problem: Problem, task: Task) -> Features | None:
+    """Return the dense layers and their inputs, where the gradient is a formula that vectorises; else None."""
+    model = problem.predict
+    if not isinstance(model, ModuleModel) or model.chain is None or problem.losses not in SLOPES:
+        return None
+    if type(problem).loss is not Problem.loss or type(problem).batch_loss is not Problem.batch_loss:
+        return None
+    if problem.losses is cross_entropies and (task.targets.dim() != 1 or task.targets.is_floating_point()):
+        return None
+    features = model.chain.features(cast_inputs(task.inputs, problem.theta0.dtype))
+    return None if features is None else Features(model.chain, features)
+
+
+def weighted_slopes(problem: Problem, targets: Tensor, shares: Tensor) -> Slope:
+    """Return the derivative of the weighted sum of the losses in the outputs, in operations that vectorise."""
+    if problem.losses is not cross_entropies:
+        return lambda outputs: SLOPES[problem.losses](outputs, targets) * shares[:, None]
+
+    def slope(outputs: Tensor) -> Tensor:
+        classes = torch.arange(outputs.shape[1], device=outputs.device)
+        wanted = (targets[:, None] == classes).to(outputs.dtype)
+        counted = shares * (targets >= 0)  # torch's own loss leaves out targets that are no class
+        return (torch.softmax(outputs, dim=1) - wanted) * counted[:, None]
+
+    return slope
+
+
+def batch_shares(task: Task, batch: Tensor) -> Tensor:
+    """Return every row's share of the mean over a batch; entries of -1 have none."""
+    mask = (batch >= 0).to(task.mask.dtype)
+    return mask / mask.sum().clamp(min=1)
+
+
+def _by_formula(
+    problem: Problem, theta: Tensor, found: Features, targets: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    slope, outputs = found.chain.formula(theta, found.features, weighted_slopes(problem, targets, shares))
+    loss = (problem.losses(outputs, targets) * shares).sum()
+    if problem.ridge:
+        slope, loss = slope + problem.ridge * theta, loss + 0.5 * problem.ridge * theta.square().sum()
+    return slope, loss
+
+
 def is_plain(problem: Problem, theta: Tensor) -> bool:
     """Return whether this is one client alone on a CPU with an ordinary mean as its loss, and nothing looks on."""
     return (
         theta.device.type == "cpu"
-        and cast(Any, torch._C)._functorch.peek_interpreter_stack() is None
+        and not is_transformed()
         and not (theta.requires_grad and torch.is_grad_enabled())
         and not torch.compiler.is_compiling()
         and type(problem).loss is Problem.loss
         and type(problem).batch_loss is Problem.batch_loss
     )
+
+
+def is_transformed() -> bool:
+    """Return whether one of torch.func's transforms, such as vmap, is at work."""
+    return cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
 
 
 def task_shares(task: Task) -> Tensor:

@@ -7,14 +7,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dqnfed.core.dense import Weights
 from dqnfed.core.gradients import (
+    Features,
     batch_gradient,
+    batch_shares,
     by_hand,
     equal_shares,
+    in_formulas,
     is_plain,
+    is_transformed,
     leaf_slopes,
     parameter_leaves,
     task_shares,
+    weighted_slopes,
 )
 from dqnfed.core.problem import ModuleModel, Problem, Task, cast_inputs
 from dqnfed.core.tensors import named_parameters
@@ -41,6 +47,9 @@ def local_sgd(
         moved = theta.clone()
         sgd_in_place(problem, model, task, moved, momentum=momentum, decay=weight_decay + problem.ridge)
         return moved
+    is_simple = momentum == 0.0 and extra_gradient is None and proximal is None and is_transformed()
+    if is_simple and (found := in_formulas(problem, task)) is not None:
+        return sgd_by_layers(problem, task, theta, found, decay=weight_decay + problem.ridge)
     velocity = torch.zeros_like(theta)
     for batch in task.batches:
         slope = batch_gradient(problem, theta, task, batch)
@@ -59,6 +68,24 @@ def local_sgd(
         else:
             velocity, theta = moved, stepped
     return theta
+
+
+def sgd_by_layers(problem: Problem, task: Task, theta: Tensor, found: Features, *, decay: float) -> Tensor:
+    """Return theta after the task's local steps of plain SGD on dense layers, in operations that vectorise.
+
+    A gradient is never put together: every layer is changed by its own. A step without examples has no length.
+    """
+    chain, weights, everyone = found.chain, found.chain.views(theta), task_shares(task)
+    for batch in task.batches:
+        features, targets, shares, lr = found.features, task.targets, everyone, task.lr
+        if batch.shape[-1]:
+            rows = batch.clamp(min=0)
+            features, targets, shares = features[rows], targets[rows], batch_shares(task, batch)
+            lr = lr * (batch >= 0).any()
+        _, steps = chain.changes(weights, features, weighted_slopes(problem, targets, lr * shares))
+        kept = 1.0 - lr * decay if decay else None
+        weights = [_moved(place, step, kept) for place, step in zip(weights, steps, strict=True)]
+    return chain.joined(weights)
 
 
 @torch.no_grad()
@@ -99,6 +126,12 @@ def sgd_in_place(
             if decay:
                 torch._foreach_mul_(places, 1.0 - lr * decay)
             torch._foreach_add_(places, slopes, alpha=-lr)
+
+
+def _moved(place: Weights, step: Weights, kept: Tensor | None) -> Weights:
+    """Return the layer after a step; `kept` is the share of it that weight decay leaves."""
+    matrix, bias = place if kept is None else (kept * place.matrix, None if place.bias is None else kept * place.bias)
+    return Weights(matrix - step.matrix, None if bias is None or step.bias is None else bias - step.bias)
 
 
 def draw_batches(n_examples: int, *, epochs: int, batch_size: int | None, generator: torch.Generator) -> Tensor:

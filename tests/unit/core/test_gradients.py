@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad, grad_and_value, vmap
 
-from dqnfed.core import gradients
-from dqnfed.core.gradients import batch_gradient, by_hand, is_plain, loss_gradient, loss_gradient_and_value
+from dqnfed.core.gradients import batch_gradient, by_hand, in_formulas, loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import draw_batches, local_sgd
 from dqnfed.core.problem import Problem, Task, cast_inputs
 from dqnfed.core.seeds import seed_for
@@ -171,13 +170,43 @@ def test_a_gradient_of_a_gradient_still_goes_through() -> None:
     torch.testing.assert_close(leaf.grad, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_vectorised_cohorts_take_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ridge", [0.0, 0.2])
+@pytest.mark.parametrize("loss", TARGETS)
+def test_the_formula_vectorises_and_is_the_gradient_of_torch_func(loss: str, ridge: float) -> None:
+    problem, task, theta = case("dense", loss, ridge=ridge)
+    assert in_formulas(problem, task) is not None
+    both = Task(*(torch.stack([t, t.flip(0) if t.dim() else t]) for t in task))
+    slopes, losses = vmap(lambda its: loss_gradient_and_value(problem, theta, its))(both)
+    expected, values = vmap(lambda its: grad_and_value(problem.loss)(theta, its))(both)
+    torch.testing.assert_close(slopes, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(losses, values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("loss", TARGETS)
+def test_vectorised_sgd_by_layers_is_sgd(loss: str, batch_size: int | None, weight_decay: float) -> None:
+    """The oracle takes torch.func's gradient of each batch; the last step has no examples and changes nothing."""
+    problem, task, theta = case("dense", loss, ridge=0.2, batch_size=batch_size)
+    expected = theta
+    for batch in task.batches:
+        if batch_size is not None and not (batch >= 0).any():
+            continue
+        slope = grad(problem.loss)(expected, task) if batch_size is None else None
+        slope = grad(problem.batch_loss)(expected, task, batch) if slope is None else slope
+        expected = expected - task.lr * (slope + weight_decay * expected)
+    found = general_sgd(problem, task, theta, momentum=0.0, weight_decay=weight_decay)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_formula_leaves_out_targets_that_are_no_class() -> None:
     problem, task, theta = case("dense", "cross-entropy", ridge=0.0)
-    assert is_plain(problem, theta)
-    monkeypatch.setattr(gradients, "mean_gradient", lambda *_: pytest.fail("not under vmap"))
-    stacked = Task(*(torch.stack([t, t]) for t in task))
-    both = vmap(lambda its: loss_gradient(problem, theta, its))(stacked)
-    assert both.shape == (2, len(theta))
+    targets = task.targets.clone()
+    targets[2] = -100  # what torch's own loss ignores
+    one = Task(*(t[None] for t in task._replace(targets=targets)))
+    slopes = vmap(lambda its: loss_gradient(problem, theta, its))(one)
+    expected = vmap(lambda its: grad(problem.loss)(theta, its))(one)
+    torch.testing.assert_close(slopes, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_replica_has_its_own_module_and_the_same_answers() -> None:
