@@ -7,11 +7,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
 from dqnfed.core.tensors import gather, n_rows, named_tensors, tensors
 
+FloatArray = NDArray[np.float64]
 U = TypeVar("U", bound=tuple[Any, ...])
 A = TypeVar("A", bound=AnyAlgorithm)
 
@@ -62,9 +64,11 @@ def screen(
     everyone = torch.ones(n, dtype=torch.bool, device=tensors(updates)[0].device)
     finite = torch.stack([everyone, *(torch.isfinite(t.reshape(n, -1)).all(1) for t in required)])
     measured = getattr(updates, scales[0]).reshape(n, -1) if scales and scales[0] in _fields(updates) else None
-    norms = torch.ones(n) if measured is None else _lengths(measured)
-    report = torch.stack([finite.all(0).to(torch.float64), norms.to(finite.device, torch.float64)]).cpu().numpy()
+    norms = everyone if measured is None else torch.linalg.vector_norm(measured, dim=1)
+    report = torch.stack([finite.all(0).to(torch.float64), norms.to(torch.float64)]).cpu().numpy()  # the one transfer
     usable, lengths = report[0] > 0, report[1]
+    if measured is not None:
+        lengths = _trusted_lengths(lengths, measured)
     dropped = [(k, "update is not finite") for k in np.flatnonzero(~usable)]
     dropped += [(k, "update has zero norm") for k in np.flatnonzero(usable & (lengths == 0))]
     usable &= lengths > 0
@@ -92,13 +96,14 @@ def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
     return replaced
 
 
-def _lengths(rows: Tensor) -> Tensor:
-    """Return the rows' Euclidean norms, float64; those whose squares may be no numbers are scaled first."""
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
-    for k in ((lengths < 1e-18) | (lengths > 1e18)).nonzero().flatten().tolist():
-        largest = rows[k].abs().amax().double()
-        lengths[k] = largest * torch.linalg.vector_norm(rows[k] / largest) if largest > 0 else 0.0
-    return lengths.clamp(max=torch.finfo(torch.float64).max)
+def _trusted_lengths(lengths: FloatArray, rows: Tensor) -> FloatArray:
+    """Return the rows' Euclidean norms; those whose squares may be no numbers are measured again, scaled."""
+    lengths = lengths.copy()
+    for k in np.flatnonzero((lengths < 1e-18) | (lengths > 1e18)):
+        largest = rows[int(k)].abs().amax().double()
+        scaled = largest * torch.linalg.vector_norm(rows[int(k)] / largest)
+        lengths[k] = float(scaled) if largest > 0 else 0.0
+    return np.minimum(lengths, np.finfo(np.float64).max)
 
 
 def _fields(record: tuple[Any, ...]) -> tuple[str, ...]:

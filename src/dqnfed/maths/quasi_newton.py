@@ -39,10 +39,15 @@ class MemoryProducts(NamedTuple):
     PP: FloatArray  # [2m, 2m]
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return a'b. Vectorised over clients on a GPU, a product of vectors would use one of its processors a client."""
+    return (a * b).sum() if a.is_cuda else a @ b
+
+
 def is_curved(s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
     """Return whether s'y > min_curvature ||s|| ||y||, [] bool; false for a zero or non-finite pair."""
-    finite = torch.isfinite(s).all() & torch.isfinite(y).all()
-    return torch.logical_and(finite, s @ y > min_curvature * torch.linalg.vector_norm(s) * torch.linalg.vector_norm(y))
+    lengths = torch.linalg.vector_norm(s) * torch.linalg.vector_norm(y)
+    return torch.logical_and(torch.isfinite(lengths), dot(s, y) > min_curvature * lengths)
 
 
 def hessian_bfgs_update(B: Tensor, s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
@@ -91,7 +96,7 @@ def scale(pairs: Pairs) -> Tensor:
     """Return gam = s'y / y'y of the newest pair: the inverse Hessian where no pair has looked; 1 if there is none."""
     used = pairs.n_pairs > 0
     s, y = pairs.s[-1], pairs.y[-1]
-    return torch.where(used, (s @ y) / _divisor(used, y @ y), torch.ones_like(s[0]))
+    return torch.where(used, dot(s, y) / _divisor(used, dot(y, y)), torch.ones_like(s[0]))
 
 
 def damped(s: Tensor, y: Tensor, gam: Tensor, has_pair: Tensor, *, threshold: float = 0.1) -> Tensor:
@@ -99,8 +104,8 @@ def damped(s: Tensor, y: Tensor, gam: Tensor, has_pair: Tensor, *, threshold: fl
 
     Measured against H0 = gam I, the newest stored pair's scale; without a pair (has_pair false) y is returned as is.
     """
-    model = s @ s / gam  # s'B0 s
-    sy = s @ y
+    model = dot(s, s) / gam  # s'B0 s
+    sy = dot(s, y)
     too_flat = has_pair & (sy < threshold * model)
     phi = (1.0 - threshold) * model / _divisor(too_flat, model - sy)
     return torch.where(too_flat, phi * y + (1.0 - phi) * s / gam, y)
@@ -133,11 +138,11 @@ def lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
     """
     total = torch.zeros_like(g[0])
     for s, y in zip(reversed(pairs.s.unbind()), reversed(pairs.y.unbind()), strict=True):
-        sy = s @ y
-        a = (s @ g) / _divisor(sy > 0, sy)  # an unused slot is zero and adds nothing
+        sy = dot(s, y)
+        a = dot(s, g) / _divisor(sy > 0, sy)  # an unused slot is zero and adds nothing
         g = g - a * y
         total = total + sy * a.square()
-    return scale(pairs) * (g @ g) + total
+    return scale(pairs) * dot(g, g) + total
 
 
 def lbfgs_inverse_product(pairs: Pairs, v: Tensor) -> Tensor:
@@ -173,8 +178,8 @@ def lbfgs_direct_rate(pairs: Pairs, g: Tensor, *, beta: float = 1.0) -> Tensor:
 
 def secant_curvature(s: Tensor, y: Tensor) -> Tensor:
     """Return s'y / s's, the curvature of a loss along the move s; NaN where there was no move."""
-    ss = s @ s
-    return torch.where(ss > 0, (s @ y) / _divisor(ss > 0, ss), torch.full_like(ss, torch.nan))
+    ss = dot(s, s)
+    return torch.where(ss > 0, dot(s, y) / _divisor(ss > 0, ss), torch.full_like(ss, torch.nan))
 
 
 def probe_length(theta: Tensor, g: Tensor, *, relative: float = 1e-4) -> Tensor:
@@ -190,8 +195,8 @@ def cauchy_rate(g: Tensor, g_probe: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     g_probe is the gradient at theta - e g: one extra gradient replaces a learning rate when there is no pair yet.
     A zero gradient has rate 0; a loss without curvature along g, or a probe that is not finite, has rate and c NaN.
     """
-    gg = g @ g
-    c = (g @ (g - g_probe)).abs() / (e * _divisor(gg > 0, gg))
+    gg = dot(g, g)
+    c = dot(g, g - g_probe).abs() / (e * _divisor(gg > 0, gg))
     curved = torch.logical_and(torch.isfinite(c), c > 0)
     c = torch.where(curved, c, torch.full_like(c, torch.nan))
     return torch.where(gg > 0, gg / c, torch.zeros_like(gg)), c
