@@ -16,6 +16,7 @@ from dqnfed.algorithms.dqn_fed_literal import DQNFedLiteral
 from dqnfed.algorithms.fcfl import FCFL
 from dqnfed.algorithms.fedadam import FedAdam
 from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.fedcorr import FedCorr, fedcorr_with
 from dqnfed.algorithms.fedfa import FedFa
 from dqnfed.algorithms.fedfv import FedFV
 from dqnfed.algorithms.fedheal import FedHEAL
@@ -83,6 +84,7 @@ REGISTRY: dict[str, type[AnyAlgorithm]] = {
     "agnostic-fair": AgnosticFair,
     "fcfl": FCFL,
     "adafed": AdaFed,
+    "fedcorr": FedCorr,
 }
 
 OPTIONAL = dict.fromkeys(JD_METHODS, "torchjd")  # methods that are registered only where this extra is installed
@@ -91,3 +93,11 @@ if find_spec("torchjd") is not None:
 
 for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register theirs here
     REGISTRY.setdefault(_entry.name, _entry.load())
+
+
+def method_called(name: str) -> type[AnyAlgorithm] | None:
+    """Return the class of a method: a registered name, or `fedcorr+NAME`; None if there is none of that name."""
+    before, plus, inner = name.partition("+")
+    if plus and before == "fedcorr" and inner in REGISTRY:
+        return fedcorr_with(inner, REGISTRY[inner])
+    return REGISTRY.get(name)

@@ -7,13 +7,23 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoiseBlock(Block):
+    """Which training labels are made wrong on purpose; validation and test labels never are."""
+
+    kind: Literal["symmetric", "pairwise", "instance"] = "symmetric"
+    share: float = Field(default=1.0, ge=0, le=1)  # probability that a client is noisy
+    level_low: float = Field(default=0.0, ge=0, le=1)  # a noisy client's level is uniform between these two
+    level_high: float = Field(default=1.0, ge=0, le=1)
+    seed: int | None = None  # default: the partition's seed
 
 
 class DataBlock(Block):
@@ -41,6 +51,7 @@ class DataBlock(Block):
     validation: float = Field(default=0.0, ge=0, lt=1)
     gap: int = Field(default=0, ge=0)
     seed: int | None = None  # of the partition; default: the run's seed
+    noise: NoiseBlock | None = None  # wrong training labels, on purpose
     file: str | None = None  # your own table (CSV, Parquet, NPZ) instead of a named dataset
     client: str | None = None  # its column that says who holds a row
     label: str | None = None  # its column that is to be learnt
@@ -242,6 +253,7 @@ def _known_keys(path: Sequence[str]) -> list[str]:
     model: Any = Config
     for part in path:
         annotation = model.model_fields[part].annotation
+        annotation = next((a for a in get_args(annotation) if a is not type(None)), annotation)
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation

@@ -13,10 +13,11 @@ from dqnfed.core.federation import Federation
 from dqnfed.data import Manifest, RawData, federation_of, load, partition, split
 from dqnfed.data.cache import default_data_dir
 from dqnfed.data.catalogue import dataset_called
+from dqnfed.data.label_noise import LabelNoise, Truth, with_label_noise
 from dqnfed.data.raw import DataError
 from dqnfed.data.readers.images import read_clothing1m
 from dqnfed.data.transform import only_classes, padded, thinned
-from dqnfed.experiments.config import ConfigError, DataBlock
+from dqnfed.experiments.config import ConfigError, DataBlock, NoiseBlock
 from dqnfed.experiments.own_data import OwnData, OwnFederation, check_score, own_federation
 from dqnfed.experiments.scores import CLASSIFICATION_SCORES, REGRESSION_SCORES
 
@@ -32,6 +33,7 @@ class DataSource(NamedTuple):
     score: Callable[[Tensor, Tensor, Tensor], Tensor]
     score_name: str
     own: OwnFederation | None = None  # where the data are the user's table
+    truth: Truth | None = None  # where labels were made wrong on purpose
 
 
 def data_source(data: DataBlock, seed: int, score: str | None = None) -> DataSource:
@@ -46,6 +48,9 @@ def data_source(data: DataBlock, seed: int, score: str | None = None) -> DataSou
     chosen, function = score_called(score, is_regression=federation.n_classes is None)
     if own is not None:
         check_score(chosen, own)
+    truth = None
+    if data.noise is not None:
+        federation, truth = with_label_noise(federation, label_noise(data.noise), noise_seed(data, seed))
     return DataSource(
         federation=federation,
         input_shape=tuple(federation.train.inputs.shape[1:]),
@@ -55,7 +60,19 @@ def data_source(data: DataBlock, seed: int, score: str | None = None) -> DataSou
         score=function,
         score_name=chosen,
         own=own,
+        truth=truth,
     )
+
+
+def label_noise(block: NoiseBlock) -> LabelNoise:
+    """Return the noise that a config's block describes."""
+    return LabelNoise(**block.model_dump(exclude={"seed"}))
+
+
+def noise_seed(data: DataBlock, seed: int) -> int:
+    """Return the seed of the wrong labels: its own, else the partition's, else the run's."""
+    own = None if data.noise is None else data.noise.seed
+    return next(number for number in (own, data.seed, seed) if number is not None)
 
 
 def dealt(data: DataBlock, seed: int) -> tuple[RawData, Manifest]:

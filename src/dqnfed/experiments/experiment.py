@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dqnfed.algorithms import OPTIONAL, REGISTRY
+from dqnfed.algorithms import OPTIONAL, REGISTRY, method_called
+from dqnfed.algorithms.label_correction import LabelCorrection
 from dqnfed.core.algorithm import Algorithm, AnyAlgorithm, hyperparameters
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
@@ -18,8 +19,10 @@ from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_number
+from dqnfed.data.label_noise import Truth
 from dqnfed.experiments.config import Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
+from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import OwnFederation
 from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
@@ -41,6 +44,7 @@ class Experiment:
     federation: Federation
     kind: str  # network | convex
     own: OwnFederation | None = None  # what was learnt about the columns of the user's table
+    truth: Truth | None = None  # where labels were made wrong on purpose; no part of the training
 
 
 class Built(NamedTuple):
@@ -49,23 +53,30 @@ class Built(NamedTuple):
     problem: Problem
     federation: Federation
     own: OwnFederation | None = None
+    truth: Truth | None = None
 
 
 def build_experiment(config: Config) -> Experiment:
     """Return the experiment that a config describes, or refuse it before anything is computed."""
     algorithm = build_algorithm(config)
-    problem, federation, own = build_problem(config)
+    problem, federation, own, truth = build_problem(config)
     device = chosen_device(config.run.device)
-    return Experiment(config, algorithm, problem.to(device), federation.to(device), problem_kind(config), own)
+    kind = problem_kind(config)
+    return Experiment(config, algorithm, problem.to(device), federation.to(device), kind, own, truth)
 
 
 def method_named(name: str) -> type[AnyAlgorithm]:
     """Return the class of a registered method, or say which name or which extra is meant."""
-    if name in REGISTRY:
-        return REGISTRY[name]
-    if name in OPTIONAL:
-        raise ConfigError(f"the method '{name}' needs an extra: pip install 'dqnfed[{OPTIONAL[name]}]'.")
-    raise ConfigError(f"there is no method '{name}'{nearest(name, list(REGISTRY))}; see `dqnfed list algorithms`.")
+    try:
+        found = method_called(name)
+    except ValueError as refusal:
+        raise ConfigError(str(refusal)) from refusal
+    if found is not None:
+        return found
+    last = name.removeprefix("fedcorr+")
+    if last in OPTIONAL:
+        raise ConfigError(f"the method '{last}' needs an extra: pip install 'dqnfed[{OPTIONAL[last]}]'.")
+    raise ConfigError(f"there is no method '{last}'{nearest(last, list(REGISTRY))}; see `dqnfed list algorithms`.")
 
 
 def build_algorithm(config: Config) -> AnyAlgorithm:
@@ -76,7 +87,7 @@ def build_algorithm(config: Config) -> AnyAlgorithm:
     local: dict[str, Any] = {key: getattr(config.train, key) for key in shared}
     if local["batch_size"] == "full":
         local["batch_size"] = None
-    given = {**config.algorithms.get(name, {}), **(config.algorithm.model_extra or {})}
+    given = {**filed_settings(config, name), **(config.algorithm.model_extra or {})}
     known = hyperparameters(kind)
     for key in given:
         if key not in known and key not in shared:
@@ -89,11 +100,20 @@ def build_algorithm(config: Config) -> AnyAlgorithm:
     return kind(**{**local, **given})
 
 
+def filed_settings(config: Config, name: str) -> dict[str, Any]:
+    """Return the config's settings for a method; FedCorr's and those of its finishing method hold for the two."""
+    first, plus, last = name.partition("+")
+    parts = [first, last, name] if plus else [name]
+    return {key: value for part in parts for key, value in config.algorithms.get(part, {}).items()}
+
+
 def build_problem(config: Config) -> Built:
     """Return the model with its loss and the clients' data, both drawn from the seeds that the config names."""
     data, seed = config.data, config.run.seed
     dtype = getattr(torch, config.run.dtype)
     if data.name == "bowls":
+        if data.noise is not None:
+            raise ConfigError("data.noise replaces labels, but bowls have none; leave the block out.")
         problem, federation = bowls(n_clients=data.clients or 8, seed=seed if data.seed is None else data.seed)
         return Built(cast_problem(problem, dtype), federation)
     source = data_source(data, seed, config.eval.score)
@@ -114,7 +134,7 @@ def build_problem(config: Config) -> Built:
     problem = Problem.from_module(
         module.to(dtype), loss=source.loss, score=source.score, score_name=source.score_name, model_spec=spec
     )
-    return Built(problem, source.federation, source.own)
+    return Built(problem, source.federation, source.own, source.truth)
 
 
 def cast_problem(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -166,7 +186,8 @@ def run_experiment(
     if experiment.own is not None and out is not None:
         out.mkdir(parents=True, exist_ok=True)
         experiment.own.save(out)
-    return run(
+    warn_of_few_rounds(experiment)
+    result = run(
         experiment.algorithm,
         experiment.problem,
         experiment.federation,
@@ -182,6 +203,27 @@ def run_experiment(
         config=config.as_dict(),
         resume=resume,
     )
+    if experiment.truth is not None and out is not None:
+        result.summary["noise"] = write_noise_record(out, experiment.truth, experiment.federation)
+        RunFolder(out).finish(result.summary)
+    return result
+
+
+def warn_of_few_rounds(experiment: Experiment) -> None:
+    """Say so if the run ends before its method's last stage."""
+    algorithm, rounds = experiment.algorithm, experiment.config.train.rounds
+    if not isinstance(algorithm, LabelCorrection):
+        return
+    before = algorithm.rounds_before_finishing(experiment.federation.n_clients)
+    if rounds <= before:
+        logger.warning(
+            "FedCorr's sweeps, fine-tuning and correction take %d rounds with %d clients, so %s never begins in %d; "
+            "raise train.rounds, or lower sweeps and fine_tuning",
+            before,
+            experiment.federation.n_clients,
+            algorithm.inner_name,
+            rounds,
+        )
 
 
 def resumed_config(folder: Path) -> Config:
