@@ -81,6 +81,10 @@ class AdaFed(CommonDescent):
             )
         return super(AdaFed, chosen).prepare(problem, n_clients, cohort_size)
 
+    @property
+    def caps_rates(self) -> bool:
+        return self.cap or self.gamma == 1.0
+
     def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor, pairs: Pairs) -> Tensor:
         return self.loss_rate(problem, loss)
 

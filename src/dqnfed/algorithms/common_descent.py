@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf, nan
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -30,10 +31,26 @@ from dqnfed.algorithms.common_descent_messages import (
     Trial,
     TrialUpdate,
 )
+from dqnfed.algorithms.testimony import (
+    BELIEVED,
+    Testimony,
+    acquitted,
+    acted_on,
+    asserted,
+    first_testimony,
+    heard,
+    left_out,
+    measured,
+    n_disbelieved,
+    n_left_out,
+    unclipped,
+    without,
+)
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_choice, check_range
 from dqnfed.core.gradients import loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.tensors import gather
 from dqnfed.maths import step_length
 from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
 from dqnfed.maths.quasi_newton import (
@@ -52,6 +69,7 @@ from dqnfed.maths.quasi_newton import (
 FloatArray = NDArray[np.float64]
 STEPS = ("auto", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
 MAX_HALVINGS = 40
+FEW_HALVINGS = 10  # a step so short is nearly straight: who has not won by then has misled the server
 PROBING = -1
 
 
@@ -81,8 +99,8 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     growth: float = 2.0  # a step is at most this many times the last one, >= 1
     ridge: float = 1e-6  # on the Gramian of the unit rows, >= 0
     rate_bounds: float = 1000.0  # d_k/||g_k||^2 stays within this factor of the cohort's median, >= 1
-    drop_share: float = 0.0  # rows that may be dropped when they alone forbid or distort a common descent, in [0, 1)
-    drop_stretch: float = 2.0  # how many times longer than without it a row may make the step before it is dropped, > 1
+    drop_share: float = 0.0  # of a cohort that may be left out: who contradicts itself or distorts the step, in [0, 1)
+    drop_stretch: float = inf  # a client that makes the step this many times longer may be left out too, > 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +164,11 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         return self.local == "gradient" and self.previous == "kept"
 
     @property
+    def caps_rates(self) -> bool:
+        """Whether no honest client asks for more than twice what its loss can fall by."""
+        return self.cap
+
+    @property
     def seeks_length(self) -> bool:
         """Whether the step's length comes from the clients' curvatures."""
         return self.step in ("curvature", "line-search")
@@ -174,6 +197,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
                 length=torch.zeros((), dtype=torch.float64),
                 trials=torch.zeros((), dtype=torch.int64),
             ),
+            testimony=first_testimony(n_clients if self.drop_share > 0.0 else 0, problem.loss_floor),
         )
 
     def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
@@ -207,10 +231,11 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             return TrialUpdate(problem.loss(sent.theta, task)), memory
         if isinstance(sent, Probe):
             here = memory.gradient if self.keeps_model else slope(sent.theta, task)
-            change = slope(sent.nearby, task) - here
+            nearby, nearby_loss = loss_gradient_and_value(problem, sent.nearby, task)
+            change = nearby - here
             move = sent.theta - sent.nearby
             slope_along = (here @ move) / torch.linalg.vector_norm(move)
-            return ProbeUpdate(secant_curvature(move, -change), slope_along), memory
+            return ProbeUpdate(secant_curvature(move, -change), slope_along, nearby_loss), memory
         if self.local == "sgd":
             local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
             return LocalUpdate(sent.theta - local), memory
@@ -237,9 +262,17 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
 
     def server_step(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
         if isinstance(updates, TrialUpdate):
-            return self._tried(server, updates, cohort)
-        if isinstance(updates, ProbeUpdate):
-            return self._probed(server, updates, cohort)
+            step = self._tried(server, updates, cohort)
+        elif isinstance(updates, ProbeUpdate):
+            step = self._probed(server, updates, cohort)
+        else:
+            step = self._directed(server, updates, cohort)
+        return step if step.status is Status.AGAIN else step._replace(left_out=left_out(step.server.testimony))
+
+    def _directed(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
+        """Return the step that serves everybody who is believed, or the search for its length."""
+        everybody, said, may_drop = cohort, updates, self._may_drop(cohort)
+        server, updates, cohort = self._believed(server, updates, cohort)
         metric = self._learnt_metric(server, updates, cohort)
         G = updates.gradient
         GG, GP, PP = memory_products(G, metric)
@@ -247,7 +280,7 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
         rates = self.wanted_rates(updates, squares)
-        weights, kept = self._weights(M, rates)
+        weights, kept = self._weights(M, rates, may_drop - n_left_out(server.testimony))
         u = metric_combination(weights, G, GP, metric, inverse)
         slopes = M @ weights
         norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
@@ -260,8 +293,11 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             "active": float((weights != 0).sum()),
             "worst_rate_met": float(np.min(slopes[asked] / rates[asked])) if norm > 0 and asked.any() else 0.0,
         }
-        if not kept.all():
-            diagnostics["rows_dropped"] = float((~kept).sum())
+        if self.drop_share > 0.0:
+            record = without(server.testimony, cohort.clients[torch.from_numpy(~kept)])
+            if isinstance(said, DescentUpdate):
+                record = asserted(record, everybody.clients, said.loss, unclipped(said.gradient @ u, everybody))
+            server = server._replace(testimony=record)
         sought = self._sought(server, updates, cohort, u, slopes, counted, kept)
         if int(server.n_steps) == 0 and self.seeks_length and norm > 0:
             length = float(probe_length(server.theta, u))
@@ -270,6 +306,34 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             curvature = updates.curvature.double().cpu().numpy()
             return self._lengthened(server, sought, curvature[counted], slopes[counted], norm, cohort, diagnostics)
         return self._stepped(server, sought, self._free_length(updates, cohort, norm), norm, cohort, diagnostics)
+
+    def _believed(self, server: DescentServer, updates: Any, cohort: Cohort) -> tuple[DescentServer, Any, Cohort]:
+        """Return the answers of those who do not contradict themselves, with the verdicts on the others."""
+        if self.drop_share == 0.0 or not isinstance(updates, DescentUpdate):
+            return server._replace(testimony=acquitted(server.testimony)), updates, cohort
+        record = heard(
+            server.testimony,
+            cohort.clients,
+            updates.loss,
+            unclipped(updates.rate, cohort) if self.caps_rates else None,
+            unclipped(updates.gradient @ (server.theta - server.theta_before), cohort),
+            may_drop=self._may_drop(cohort),
+        )
+        server = server._replace(testimony=record)
+        kept = (record.verdicts[cohort.clients] == BELIEVED).nonzero().flatten()
+        if len(kept) == len(cohort.clients):
+            return server, updates, cohort
+        n_clients = cohort.n_clients - (len(cohort.clients) - len(kept))
+        believed = Cohort(cohort.clients[kept], cohort.n_examples[kept], n_clients, cohort.round)
+        return server, gather(updates, kept), believed
+
+    def _may_drop(self, cohort: Cohort) -> int:
+        return int(self.drop_share * len(cohort.clients) + 1e-9)
+
+    def _measured(self, server: DescentServer, cohort: Cohort, losses: Tensor) -> Testimony:
+        """Return the verdicts after clients measured their losses where the search has got to."""
+        length, may_drop = float(server.search.length), self._may_drop(cohort)
+        return measured(server.testimony, cohort.clients, losses, length=length, may_drop=may_drop)
 
     def _learnt_metric(self, server: DescentServer, updates: Any, cohort: Cohort) -> Pairs:
         """Return the metric's pairs with this round's, where one is to be had."""
@@ -302,13 +366,13 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         bounded = np.clip(np.where(known, per_square, median), median / self.rate_bounds, median * self.rate_bounds)
         return np.asarray(bounded * squares)
 
-    def _weights(self, M: FloatArray, rates: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def _weights(self, M: FloatArray, rates: FloatArray, may_drop: int) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Return the weights of the gradients in the step, and which of the clients it is for."""
         kept = np.ones(len(rates), dtype=np.bool_)
         if self.constraint == "exactly":
             return rate_matching_weights(M, rates, ridge=self.ridge), kept
-        if self.drop_share > 0.0:
-            limits = {"max_share": self.drop_share, "stretch": self.drop_stretch}
+        if may_drop > 0:
+            limits = {"max_share": may_drop / len(rates), "stretch": self.drop_stretch}
             kept = undemanding_rows(M, rates, ridge=self.ridge, **limits)
         weights = np.zeros(len(rates))
         weights[kept] = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge).weights
@@ -374,13 +438,14 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             gradient_before=sought.gradient if len(server.gradient_before) else server.gradient_before,
             answered_before=sought.members,
             search=_idle(server.search),
+            testimony=acted_on(server.testimony, alpha),
         )
 
     def _stationary(
         self, server: DescentServer, cohort: Cohort, diagnostics: dict[str, float]
     ) -> ServerStep[DescentServer]:
         """No common descent is left for this cohort: the end if it is everybody, else a round without a step."""
-        server = server._replace(search=_idle(server.search))
+        server = server._replace(search=_idle(server.search), testimony=acted_on(server.testimony, nan))
         if len(cohort.clients) == cohort.n_clients:
             reason = "Pareto-stationary: no step lowers every client's loss"
             return ServerStep(server, Status.STOP, diagnostics, reason)
@@ -416,6 +481,11 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         curvature = updates.probed_curvature.double().cpu().numpy()
         norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
         probed = norm * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
+        if self.drop_share > 0.0:
+            record = self._measured(server, cohort, updates.probed_loss)
+            if n_disbelieved(record) > n_disbelieved(server.testimony):  # they had a part in the direction
+                begun_anew = server._replace(search=_idle(search), testimony=acted_on(record, nan))
+                return ServerStep(begun_anew, Status.AGAIN)
         slopes = np.where(probed > 0.0, probed, slopes)  # who contradicts its own gradient shall not stop the others
         return self._lengthened(server, search, curvature[counted], slopes[counted], norm, cohort, {})
 
@@ -427,11 +497,19 @@ class CommonDescent(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         diagnostics = {"alpha": alpha, "trials": float(search.trials)}
         trial = updates.trial_loss.double().cpu().numpy()
         rounding = torch.finfo(updates.trial_loss.dtype).eps
-        if step_length.armijo_holds(losses, trial, slopes, alpha, rounding=rounding):
+        asked = np.ones(len(trial), dtype=np.bool_)
+        if self.drop_share > 0.0:
+            asked = (server.testimony.verdicts[cohort.clients] == BELIEVED).numpy()
+        if step_length.armijo_holds(losses[asked], trial[asked], slopes[asked], alpha, rounding=rounding):
             norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
             return self._stepped(server, search, alpha, norm, cohort, diagnostics)
         if int(search.trials) > MAX_HALVINGS:
             return self._stationary(server, cohort, diagnostics)
+        if self.drop_share > 0.0 and int(search.trials) == FEW_HALVINGS:
+            record = self._measured(server, cohort, updates.trial_loss)
+            if n_disbelieved(record) > n_disbelieved(server.testimony):  # the next round does without them
+                held = server._replace(search=_idle(search), testimony=acted_on(record, nan))
+                return ServerStep(held, Status.HOLD, diagnostics)
         return ServerStep(_with_search(server, search, alpha / 2, int(search.trials) + 1), Status.AGAIN, diagnostics)
 
 
@@ -443,4 +521,6 @@ def _with_search(server: DescentServer, search: Search, length: float, trials: i
 
 
 def _idle(search: Search) -> Search:
-    return search._replace(trials=torch.zeros((), dtype=torch.int64))
+    """Return no search: what clients said in the last one is forgotten."""
+    nothing = torch.zeros_like(search.losses)
+    return search._replace(losses=nothing, slopes=nothing.clone(), trials=torch.zeros((), dtype=torch.int64))

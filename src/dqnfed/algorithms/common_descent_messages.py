@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dqnfed.algorithms.testimony import Testimony
 from dqnfed.maths.quasi_newton import Pairs
 
 
@@ -16,7 +17,7 @@ class Search(NamedTuple):
     gradient: Tensor  # [n] or [0]  the cohort's mean gradient, kept if the step is accepted
     members: Tensor  # [C] or [0]   whose mean it is
     losses: Tensor  # [C] or [0]    at theta, by client number
-    slopes: Tensor  # [C] or [0]    first-order decreases g_k'u, by client number
+    slopes: Tensor  # [C] or [0]    first-order decreases g_k'u, by client number; NaN: does not count
     length: Tensor  # []
     trials: Tensor  # []
 
@@ -30,6 +31,7 @@ class DescentServer(NamedTuple):
     answered_before: Tensor  # [C] or [0]  whose mean it is
     metric: Pairs  # [m, n] or [0, n]      secant pairs of the mean loss
     search: Search
+    testimony: Testimony  # of clients that may be left out
 
 
 class DescentMemory(NamedTuple):
@@ -86,6 +88,7 @@ class LocalUpdate(NamedTuple):
 class ProbeUpdate(NamedTuple):
     probed_curvature: Tensor  # []
     probed_slope: Tensor  # []  the loss' first-order decrease along the step, for a move of length 1
+    probed_loss: Tensor  # []   at the point close by
 
 
 class TrialUpdate(NamedTuple):

@@ -102,6 +102,24 @@ def armijo_holds(
     return bool(np.all(np.asarray(trial_losses) <= needed))
 
 
+def trapezoid_shortfall(
+    before: FloatArray, after: FloatArray, change: FloatArray, rounding: FloatArray, *, informative: float = 0.5
+) -> FloatArray:
+    """Return how far each loss fell short of the change that its slopes at both ends of a step say, over their size.
+
+    The trapezoid rule: a loss changes by the mean of the two slopes, up to terms of third order. 0 is as said, 1 no
+    change at all, 2 the opposite; a larger change than said counts as none. NaN where nothing can be said: a slope is
+    not known, or the slopes nearly cancel (`informative`: their mean over the mean of their sizes) or are within the
+    losses' rounding, and the loss does not contradict them either.
+    """
+    mean, size = 0.5 * (before + after), 0.5 * (np.abs(before) + np.abs(after))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        missing = (np.abs(mean) - np.sign(mean) * change) / size
+        says_something = np.abs(mean) >= informative * size
+    is_seen = size > 100.0 * rounding  # NaN is not
+    return np.where(is_seen & (says_something | (missing > informative)), missing, np.nan)
+
+
 def line_search_length(
     trial_losses: Callable[[float], FloatArray],
     losses: FloatArray,

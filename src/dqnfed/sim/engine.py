@@ -207,6 +207,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
             step = answered_step(setup, state, answers, found)
         state.server = step.server
         notes["diagnostics"].update(step.diagnostics)
+        note_left_out(state, step, notes)
         if step.status is not Status.AGAIN:
             break
         asked = answers.clients[found.kept]  # who is dropped in one phase knows nothing that the next could ask for
@@ -247,6 +248,13 @@ def note_missing(setup: Setup, state: State, answers: Answers, notes: Record) ->
         notes["dropped"].append({"client": client, "why": why})
 
 
+def note_left_out(state: State, step: ServerStep[Any], notes: Record) -> None:
+    """Write down whose answers the method did without."""
+    for client, why in step.left_out:
+        logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
+        notes["dropped"].append({"client": client, "why": why})
+
+
 def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Screened:
     """Return which answers are usable, after writing down who is dropped or clipped, and why."""
     asked = answers.clients
@@ -272,7 +280,7 @@ def answered_step(setup: Setup, state: State, answers: Answers, found: Screened)
     algorithm, federation = setup.algorithm, setup.federation
     kept, memory = answers.clients[found.kept], answers.memory
     state.memory.put(kept, memory if len(kept) == len(answers.clients) else gather(memory, found.kept))
-    cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round)
+    cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
     return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
 
 

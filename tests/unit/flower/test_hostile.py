@@ -98,5 +98,10 @@ def test_whom_the_policies_touched_is_written_down() -> None:
     result = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["gradient x 1e6"])
     for record in result.history[1:]:
         assert LIAR in [note["client"] for note in record["clipped"]]
+        assert LIAR in [fault["client"] for fault in record["dropped"]]
     flipped = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["sign flipped, x 10"])
-    assert any(record["diagnostics"].get("rows_dropped", 0.0) > 0 for record in flipped.history[1:])
+    reasons = [fault["why"] for record in flipped.history[1:] for fault in record["dropped"] if fault["client"] == LIAR]
+    assert set(reasons) == {"loss does not move as its gradient says"}
+    greedy = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["rate x 1e6"])
+    reasons = [fault["why"] for record in greedy.history[1:] for fault in record["dropped"] if fault["client"] == LIAR]
+    assert set(reasons) == {"rate is larger than its loss allows"}
