@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dqnfed.sim.cohort import vectorised as vectorised
     from dqnfed.sim.engine import run as run
     from dqnfed.sim.state import Evaluation as Evaluation
+    from dqnfed.sim.threads import threads as threads
 
 # Importing torch takes a second or more; `dqnfed --help` must not wait for it, so names are looked up when used.
 _HOMES = {
@@ -66,6 +67,7 @@ _HOMES = {
     "TERM": "dqnfed.algorithms.term",
     "looped": "dqnfed.sim.cohort",
     "run": "dqnfed.sim.engine",
+    "threads": "dqnfed.sim.threads",
     "vectorised": "dqnfed.sim.cohort",
 }
 __all__ = ["__version__", *_HOMES]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dqnfed import Evaluation, RunResult, looped, run, vectorised
+from dqnfed import Evaluation, RunResult, looped, run, threads, vectorised
 from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem
@@ -31,6 +31,7 @@ METHODS = sorted(REGISTRY)
 RUNNERS: dict[str, Callable[..., RunResult]] = {  # every way to run a method; all must give what `run` gives
     "chunked": partial(run, cohort=vectorised(chunk=4)),
     "looped": partial(run, cohort=looped()),
+    "threads": partial(run, cohort=threads(3)),
     "flower": run_in_process,
 }
 LOCAL_WORK: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ from torch.func import hessian
 from dqnfed.algorithms.common_descent import CommonDescent
 from dqnfed.algorithms.common_descent_messages import First, Probe, Trial
 from dqnfed.core.algorithm import check_choice, check_range
+from dqnfed.core.curvature import FORWARD_MODE
 from dqnfed.core.gradients import loss_gradient
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.quasi_newton import Pairs, cauchy_rate, empty_pairs, lbfgs_rate, probe_length, remembered
@@ -113,5 +114,7 @@ def probed_rate(problem: Problem, task: Task, theta: Tensor, gradient: Tensor) -
 
 def newton_direction(problem: Problem, task: Task, theta: Tensor, gradient: Tensor) -> Tensor:
     """Return H^-1 g with the client's exact Hessian; an n x n matrix, for small models."""
-    direction: Tensor = torch.linalg.solve(hessian(problem.loss)(theta, task), gradient)
+    with FORWARD_MODE:
+        matrix = hessian(problem.loss)(theta, task)
+    direction: Tensor = torch.linalg.solve(matrix, gradient)
     return direction

@@ -17,9 +17,7 @@ def save_checkpoint(folder: Path, state: State, identity: Record) -> None:
     """Write the state; the small JSON file is replaced last, so a kill leaves the previous checkpoint in force."""
     named = named_tensors(state.server, "server.")
     named["losses"] = state.losses
-    named["memory_row_of"] = state.memory.row_of
-    if state.memory.rows is not None:
-        named.update(named_tensors(state.memory.rows, "memory."))
+    named.update(state.memory.named())
     tensor_file = f"state-{state.round}.safetensors"
     facts = {
         "identity": identity,
@@ -55,17 +53,13 @@ def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identit
                 "resume it as it was begun, or begin a new run in another folder."
             )
     named, _ = load_tensors(folder / facts["tensors"])
-    device = state.server.theta.device
 
     def placed(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return t.to(like.device)
 
     state.server = map_tensors(placed, from_named_tensors(algorithm.Server, named, "server."), state.server)
     state.losses = named["losses"]
-    state.memory.row_of = named["memory_row_of"]
-    if bool((state.memory.row_of >= 0).any()):
-        rows = from_named_tensors(state.memory.kind, named, "memory.")
-        state.memory.rows = map_tensors(lambda t: t.to(device), rows)
+    state.memory.load(named, state.server.theta.device)
     state.round = facts["round"]
     state.totals = facts["totals"]
     state.rho_sum, state.rho_n = facts["rho"]

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from dqnfed.core.algorithm import Algorithm
 from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import row
+from dqnfed.sim.cohort import ApartRunner
 from dqnfed.sim.evaluate import forward_of, judge, judge_personal
+from dqnfed.sim.feed import sampled_clients
 from dqnfed.sim.graphs import GraphedFunction
 from dqnfed.sim.memory import MemoryStore
 
@@ -24,7 +27,7 @@ class Answers(NamedTuple):
 
     clients: Tensor  # [K] who answered, ascending
     updates: Any  # stacked; None if nobody did
-    memory: Any  # stacked: what the store keeps for those whose answers are used
+    memory: Any  # stacked or one by one in a list: what the store keeps for those whose answers are used
     missing: list[tuple[int, str]]  # clients without an answer, and why
 
 
@@ -61,9 +64,16 @@ class LocalClients:
     _forwards: dict[int, GraphedFunction] = field(default_factory=dict, repr=False)  # of the one problem that is run
 
     def answers(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        if isinstance(setup.cohort, ApartRunner):
+            each = setup.feed.apart(clients, state.round)
+            memories = [state.memory.one(c, task) for c, task in zip(clients.tolist(), each, strict=True)]
+            return Answers(clients, *setup.cohort.apart(setup.algorithm, setup.problem, each, sent, memories), [])
         tasks = setup.feed.tasks(clients, state.round)
         memory = state.memory.get(clients, tasks)
-        return Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
+        answers = Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
+        if phase == 0 and tasks.mask.is_cuda:
+            _look_ahead(setup, state.round + 1)
+        return answers
 
     def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
         train, theta = setup.federation.train, state.server.theta

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.func import vmap
@@ -19,6 +20,16 @@ class CohortRunner(Protocol):
     """Runs one client step for every row of the tasks."""
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers: ...
+
+
+@runtime_checkable
+class ApartRunner(Protocol):
+    """Runs the clients apart from each other, each on a task and a memory of its own: nothing is padded or copied."""
+
+    def apart(
+        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Sequence[Task], sent: Any, memories: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Return the stacked updates, and the clients' new memories."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +62,26 @@ class Looped:
     """One client after the other: the reference, and what methods use that do not vectorise."""
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
-        answers = [algorithm.client_step(problem, row(tasks, k), sent, row(memory, k)) for k in range(n_rows(tasks))]
-        return stack([u for u, _ in answers]), stack([m for _, m in answers])
+        return stacked_answers(self, algorithm, problem, tasks, sent, memory)
+
+    def apart(
+        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Sequence[Task], sent: Any, memories: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        answers = [
+            algorithm.client_step(problem, task, sent, memory) for task, memory in zip(tasks, memories, strict=True)
+        ]
+        return stack([update for update, _ in answers]), [memory for _, memory in answers]
+
+
+def stacked_answers(
+    runner: ApartRunner, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any
+) -> Answers:
+    """Return what clients that are run apart make of stacked tasks and memories."""
+    places = range(n_rows(tasks))
+    updates, memories = runner.apart(
+        algorithm, problem, [row(tasks, k) for k in places], sent, [row(memory, k) for k in places]
+    )
+    return updates, stack(memories)
 
 
 def vectorised(chunk: int | None = None) -> CohortRunner:

@@ -38,13 +38,41 @@ class Feed:
         self._numbers = range(federation.n_clients) if numbers is None else numbers
         self._last: tuple[list[int], tuple[Tensor, Tensor, Tensor]] | None = None
         self._drawn: tuple[tuple[list[int], int], Task] | None = None
+        self._ahead: tuple[tuple[list[int], int], Task] | None = None
+        self._apart: tuple[tuple[list[int], int], list[Task]] | None = None
 
     def tasks(self, clients: Tensor, round: int) -> Task:
         """Return the clients' tasks, stacked and padded to the largest; every phase of a round gets the same."""
         key = (clients.tolist(), round)
         if self._drawn is None or self._drawn[0] != key:
-            self._drawn = (key, self._task(clients, round))
+            is_ready = self._ahead is not None and self._ahead[0] == key
+            self._drawn = self._ahead if is_ready else (key, self._task(clients, round))
+        assert self._drawn is not None
         return self._drawn[1]
+
+    def look_ahead(self, clients: Tensor, round: int) -> None:
+        """Make tasks that will be asked for next, while a GPU is at work on the present ones."""
+        self._ahead = ((clients.tolist(), round), self._task(clients, round))
+
+    def apart(self, clients: Tensor, round: int) -> list[Task]:
+        """Return the clients' tasks one by one: views of the examples, not padded; every phase gets the same."""
+        key = (clients.tolist(), round)
+        if self._apart is None or self._apart[0] != key:
+            self._apart = (key, self._tasks_apart(key[0], round))
+        return self._apart[1]
+
+    def _tasks_apart(self, clients: list[int], round: int) -> list[Task]:
+        train, theta0 = self._federation.train, self._problem.theta0
+        lr = torch.tensor(self._algorithm.lr_at(round), dtype=theta0.dtype, device=theta0.device)
+        noise = self._noise(torch.tensor(clients), round).to(theta0.device)
+        starts = train.starts.tolist()
+        tasks = []
+        for k, c in enumerate(clients):
+            rows = slice(starts[c], starts[c + 1])
+            inputs, targets = train.inputs[rows], train.targets[rows]
+            mask = theta0.new_ones(len(inputs))
+            tasks.append(Task(inputs, targets, mask, self._drawn_batches(c, round).to(inputs.device), noise[k], lr))
+        return tasks
 
     def _task(self, clients: Tensor, round: int) -> Task:
         algorithm, theta0 = self._algorithm, self._problem.theta0
@@ -79,16 +107,19 @@ class Feed:
         algorithm = self._algorithm
         if algorithm.batch_size is None:
             return torch.zeros(len(clients), algorithm.epochs, 0, dtype=torch.long)
-        drawn = [
-            draw_batches(
-                int(self._federation.n_examples[c]),
-                epochs=algorithm.epochs,
-                batch_size=algorithm.batch_size,
-                generator=seed_for(self._seed, round, self._numbers[c], "batches"),
-            )
-            for c in clients.tolist()
-        ]
+        drawn = [self._drawn_batches(c, round) for c in clients.tolist()]
         padded = torch.full((len(drawn), max(len(b) for b in drawn), algorithm.batch_size), -1)
         for k, batches in enumerate(drawn):
             padded[k, : len(batches)] = batches
         return padded
+
+    def _drawn_batches(self, client: int, round: int) -> Tensor:
+        algorithm = self._algorithm
+        if algorithm.batch_size is None:
+            return torch.zeros(algorithm.epochs, 0, dtype=torch.long)
+        return draw_batches(
+            int(self._federation.n_examples[client]),
+            epochs=algorithm.epochs,
+            batch_size=algorithm.batch_size,
+            generator=seed_for(self._seed, round, self._numbers[client], "batches"),
+        )

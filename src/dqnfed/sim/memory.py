@@ -1,7 +1,8 @@
-"""Client memories: rows for those clients only that have taken part."""
+"""Client memories, for those clients only that have taken part: stacked, or one by one where clients are run apart."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,19 @@ from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import concatenated, gather, map_tensors, n_rows, row, stack, tensors
+from dqnfed.core.tensors import (
+    concatenated,
+    from_named_tensors,
+    gather,
+    map_tensors,
+    n_rows,
+    named_tensors,
+    row,
+    stack,
+    tensors,
+)
+
+LARGE = 2**20  # bytes of one client's memory from which on a second copy of all is to be avoided
 
 
 class MemoryStore:
@@ -24,10 +37,13 @@ class MemoryStore:
         self.row_of = torch.full((n_clients,), -1)
         self.rows: Any = None
         self._room: Any = None  # tensors that `rows` are the beginning of, with space for all clients
+        self._apart: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
         self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)
 
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
+        if self._apart:
+            return _stacked([self.one(c, row(tasks, k)) for k, c in enumerate(clients.tolist())])
         known = self.row_of[clients] >= 0
         if bool(known.all()):
             return self._stored(self.row_of[clients])
@@ -44,6 +60,8 @@ class MemoryStore:
         """Keep the clients' memories."""
         if len(clients) == 0:
             return
+        if self._apart:
+            self._gather_apart()
         known = self.row_of[clients] >= 0
         if self.rows is not None and bool(known.all()) and len(clients) == n_rows(self.rows):
             order = torch.empty_like(clients)
@@ -66,6 +84,48 @@ class MemoryStore:
             self.row_of[clients[newcomers]] = torch.arange(n_before, n_before + len(newcomers))
             self.rows = self._grown(memory if bool((~known).all()) else gather(memory, newcomers), n_before)
             self._is_shared = False
+
+    def one(self, client: int, task: Task) -> Any:
+        """Return one client's memory; a newcomer gets a fresh one, which is not yet stored."""
+        if client in self._apart:
+            return self._apart[client]
+        place = int(self.row_of[client])
+        return row(self.rows, place) if place >= 0 else self._algorithm.init_memory(self._problem, task)
+
+    def keep(self, clients: Sequence[int], memories: Sequence[Any]) -> None:
+        """Keep the clients' memories as they are, without a copy."""
+        self._is_shared = True  # a memory that did not change is a view of its row
+        self._apart.update(zip(clients, memories, strict=True))
+
+    def named(self) -> dict[str, Tensor]:
+        """Return everything as named tensors, for a file; large memories are not copied."""
+        shapes = {tuple((t.shape, t.nbytes) for t in tensors(memory)) for memory in self._apart.values()}
+        if len(shapes) == 1 and sum(n_bytes for _, n_bytes in shapes.pop()) < LARGE:
+            self._gather_apart()
+        found = {"memory_row_of": self.row_of}
+        if self.rows is not None:
+            found.update(named_tensors(self.rows, "memory."))
+        for client, memory in self._apart.items():
+            found.update(named_tensors(map_tensors(Tensor.contiguous, memory), f"memory_of.{client}."))
+        return found
+
+    def load(self, named: dict[str, Tensor], device: torch.device) -> None:
+        """Take what `named` gave."""
+        self.row_of, self.rows, self._room = named["memory_row_of"], None, None
+
+        def read(prefix: str) -> Any:
+            return map_tensors(lambda t: t.to(device), from_named_tensors(self.kind, named, prefix))
+
+        if bool((self.row_of >= 0).any()):
+            self.rows = read("memory.")
+        apart = {int(name.split(".")[1]) for name in named if name.startswith("memory_of.")}
+        self._apart = {client: read(f"memory_of.{client}.") for client in sorted(apart)}
+
+    def _gather_apart(self) -> None:
+        """Put the memories that came one by one into the stacked rows."""
+        apart, self._apart = self._apart, {}
+        clients = sorted(apart)
+        self.put(torch.tensor(clients), _stacked([apart[c] for c in clients]))
 
     def _grown(self, fresh: Any, n_before: int) -> Any:
         """Return the rows with the fresh ones behind them, copied.
@@ -92,6 +152,20 @@ class MemoryStore:
         if self._algorithm.vectorises:
             return vmap(lambda task: self._algorithm.init_memory(self._problem, task))(tasks)
         return stack([self._algorithm.init_memory(self._problem, row(tasks, k)) for k in range(n_rows(tasks))])
+
+
+def _stacked(memories: Sequence[Any]) -> Any:
+    """Return the memories stacked; what clients keep for each of their examples is padded with zeros to the longest."""
+
+    def padded(*rows: Tensor) -> Tensor:
+        longest = max(t.shape[0] if t.dim() else 0 for t in rows)
+        return torch.stack([t if not t.dim() or len(t) == longest else _lengthened(t, longest) for t in rows])
+
+    return map_tensors(padded, memories[0], *memories[1:])
+
+
+def _lengthened(t: Tensor, length: int) -> Tensor:
+    return torch.cat([t, t.new_zeros(length - len(t), *t.shape[1:])])
 
 
 def _reserved(rows: Any, n_clients: int) -> Any:

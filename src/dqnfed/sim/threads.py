@@ -1,0 +1,104 @@
+"""Clients shared out over threads, each of which computes with one core."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.problem import ModuleModel, Problem, Task
+from dqnfed.core.tensors import map_tensors
+from dqnfed.sim.cohort import Answers, stacked_answers
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Independent workers of one core each: torch lets go of Python's lock while it computes, so they run side by side.
+
+    The clients' data and the model are read where they are. Every client is computed by one core, so that the answers
+    have the same bits whatever the number of workers is.
+    """
+
+    workers: int | None = None  # None: as many as torch would use threads
+    _replicas: threading.local = field(default_factory=threading.local, repr=False, compare=False)
+
+    def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
+        return stacked_answers(self, algorithm, problem, tasks, sent, memory)
+
+    def apart(
+        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Sequence[Task], sent: Any, memories: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        updates, lock = _Rows(len(tasks)), threading.Lock()
+
+        def one(k: int) -> Any:
+            update, kept = algorithm.client_step(self._replica(problem), tasks[k], sent, memories[k])
+            with lock:
+                updates.make_room(update)
+            updates.put(k, update)
+            return kept
+
+        workers = self._n_workers(problem)
+        kept = list(one_core_workers(workers).map(one, range(len(tasks))))
+        return updates.stacked, kept
+
+    def _n_workers(self, problem: Problem) -> int:
+        if not isinstance(problem.predict, ModuleModel):
+            return 1  # a function of the user's own may not bear to be called twice at a time
+        return self.workers or torch.get_num_threads()
+
+    def _replica(self, problem: Problem) -> Problem:
+        """Return this thread's own copy of the problem's module, which a forward pass borrows."""
+        if getattr(self._replicas, "problem", None) is not problem:
+            self._replicas.problem, self._replicas.copy = problem, problem.replica()
+        copy: Problem = self._replicas.copy
+        return copy
+
+
+class _Rows:
+    """The stacked record that workers fill row by row."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self.stacked: Any = None
+
+    def make_room(self, first: Any) -> None:
+        if self.stacked is None:
+            self.stacked = map_tensors(lambda t: t.new_empty((self._n, *t.shape)), first)
+
+    @torch.no_grad()
+    def put(self, k: int, record: Any) -> None:
+        def filled(rows: Tensor, mine: Tensor) -> Tensor:
+            rows[k].copy_(mine)
+            return rows
+
+        map_tensors(filled, self.stacked, record)
+
+
+@cache
+def one_core_workers(n: int) -> ThreadPoolExecutor:
+    """Return n threads that compute with one core each; they live as long as the process."""
+    before = torch.get_num_threads()
+    barrier = threading.Barrier(n + 1)
+    pool = ThreadPoolExecutor(n, thread_name_prefix="dqnfed")
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        barrier.wait()
+
+    for _ in range(n):
+        pool.submit(begin)
+    barrier.wait()
+    torch.set_num_threads(before)  # the threads' setting is their own, but that of threads to come is not
+    return pool
+
+
+def threads(workers: int | None = None) -> Threads:
+    """Return the runner that shares the clients out over the cores, for models whose work is worth a thread."""
+    return Threads(workers)
