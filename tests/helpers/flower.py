@@ -140,7 +140,7 @@ def deployed(
         policy=policy,
         out=out,
         resume=resume,
-        patience=0.0,
+        wait=0.0,
         observers=observers,
     )
     config = {} if memory_dir is None else {"memory-dir": str(memory_dir)}

@@ -110,7 +110,13 @@ class Federation:
 
     @classmethod
     def elsewhere(
-        cls, n_train: Sequence[int], n_test: Sequence[int], *, names: Sequence[str] = (), groups: Sequence[str] = ()
+        cls,
+        n_train: Sequence[int],
+        n_test: Sequence[int],
+        *,
+        n_validation: Sequence[int] | None = None,
+        names: Sequence[str] = (),
+        groups: Sequence[str] = (),
     ) -> Federation:
         """Return the federation of clients whose examples are not here: their names and numbers of examples."""
 
@@ -119,7 +125,8 @@ class Federation:
             total = int(starts[-1])
             return Examples(torch.zeros(total, 0), torch.zeros(1).expand(total), starts)
 
-        return cls(counted(n_train), counted(n_test), names=tuple(names), groups=tuple(groups) or None)
+        validation = None if n_validation is None else counted(n_validation)
+        return cls(counted(n_train), counted(n_test), validation, tuple(names), tuple(groups) or None)
 
     def label_counts(self) -> list[dict[int, int]] | None:
         """Return how often each client holds each class in training; None for regression."""

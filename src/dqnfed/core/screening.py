@@ -28,6 +28,7 @@ class Policy:
     on_missing: str = "proceed"  # proceed | fail: a client that gives no answer; simulated clients always do
     timeout: float = 3600.0  # seconds that a deployed client has for an answer
     rate_bounds: float | None = None  # replaces the method's own `rate_bounds` where it has any; None: as it is there
+    drop_share: float | None = None  # likewise: share of a cohort that may be left out for contradicting itself
 
     def __post_init__(self) -> None:
         check_choice(self, "on_nonfinite", ("drop", "fail"))
@@ -35,16 +36,27 @@ class Policy:
         check_range(self, "timeout", low=0.0, open_low=True)
         if self.rate_bounds is not None:
             check_range(self, "rate_bounds", low=1.0)
+        if self.drop_share is not None:
+            check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
         check_range(self, "max_update_norm", low=1.0)
         check_range(self, "min_replies", low=1)
 
 
 def guarded(algorithm: A, policy: Policy) -> A:
-    """Return the method with the policy's bounds on the rates that clients send, where it has such bounds."""
-    if policy.rate_bounds is None or "rate_bounds" not in {f.name for f in fields(algorithm)}:
-        return algorithm
-    bounds: dict[str, Any] = {"rate_bounds": policy.rate_bounds}
-    return replace(algorithm, **bounds)
+    """Return the method with the policy's bounds on what clients say, where the method has such bounds."""
+    has = {f.name for f in fields(algorithm)}
+    given = {"rate_bounds": policy.rate_bounds, "drop_share": policy.drop_share}
+    bounds: dict[str, Any] = {name: value for name, value in given.items() if value is not None and name in has}
+    return replace(algorithm, **bounds) if bounds else algorithm
+
+
+def check_replies(policy: Policy, cohort_size: int) -> None:
+    """Refuse a policy that no round can meet."""
+    if policy.min_replies > cohort_size:
+        raise ValueError(
+            f"`policy.min_replies` is {policy.min_replies}, but only {cohort_size} clients are asked each round, so no "
+            "round could ever change the model; raise `participation` or lower `min_replies`."
+        )
 
 
 class Screened(NamedTuple):

@@ -108,6 +108,7 @@ class PolicyBlock(Block):
     on_missing: Literal["proceed", "fail"] = "proceed"
     timeout: float = Field(default=3600.0, gt=0)  # seconds
     rate_bounds: float | None = Field(default=None, ge=1)
+    drop_share: float | None = Field(default=None, ge=0, lt=1)
 
 
 class PrivacyBlock(Block):

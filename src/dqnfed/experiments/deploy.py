@@ -38,7 +38,7 @@ def deployed_client(config: Config, problem: Problem, data: Federation) -> Clien
 
 
 def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str, Any]) -> Strategy:
-    """Return the server's strategy; `clients`, `out`, `resume` and `patience` come from Flower's run config."""
+    """Return the server's strategy; `clients`, `out`, `resume` and `wait` come from Flower's run config."""
     _use_threads(config)
     out = str(run_config.get("out", ""))
     return Strategy(
@@ -51,7 +51,7 @@ def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str,
         policy=Policy(**config.policy.model_dump()),
         out=Path(out) if out else None,
         resume=bool(run_config.get("resume", False)),
-        patience=float(run_config.get("patience", 600.0)),
+        wait=float(run_config.get("wait", 600.0)),
         config=config.as_dict(),
     )
 

@@ -121,6 +121,7 @@ class _Desk:
             "scores": [float(s) for s in scores.values()],
             "n-train": int(data.train.sizes[0]),
             "n-test": int(data.test.sizes[0]),
+            "n-validation": 0 if data.validation is None else int(data.validation.sizes[0]),
         }
         return RecordDict({"judgement": MetricRecord(numbers), "about": ConfigRecord(facts)})
 

@@ -69,6 +69,7 @@ def member_of(content: RecordDict) -> Member:
         group=str(about["group"]),
         n_train=int(judgement["n-train"]),
         n_test=int(judgement["n-test"]),
+        n_validation=int(judgement["n-validation"]),
         models=tuple(str(name) for name in about["models"]),
     )
 

@@ -122,7 +122,7 @@ def run_in_process(
         out=out,
         resume=resume,
         observers=observers,
-        patience=0.0,
+        wait=0.0,
     )
     strategy.start(grid, num_rounds=rounds)
     assert strategy.result is not None

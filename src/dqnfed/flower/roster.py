@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 logger = logging.getLogger("dqnfed")
 
@@ -17,6 +17,7 @@ class Member:
     group: str
     n_train: int
     n_test: int
+    n_validation: int
     models: tuple[str, ...]  # that the method wants judged, if scores were asked for
 
 
@@ -27,6 +28,7 @@ class Roster:
     n_clients: int
     node_of: dict[int, int] = field(default_factory=dict)  # client -> node
     members: dict[int, Member] = field(default_factory=dict)  # by client
+    _refused: set[int] = field(default_factory=set)  # nodes
 
     def missing(self) -> list[int]:
         """Return the clients that no node has claimed yet."""
@@ -36,23 +38,33 @@ class Roster:
         """Return the nodes that may be clients who are missing or offline: nobody else need be asked who he is."""
         if all(self.node_of.get(c) in online for c in range(self.n_clients)):
             return []
-        return sorted(online - set(self.node_of.values()))
+        return sorted(online - set(self.node_of.values()) - self._refused)
 
-    def enter(self, node: int, member: Member, online: set[int]) -> None:
-        """Note the client behind a node, unless another node that is online has the same number."""
+    def objection(self, node: int, member: Member, online: set[int]) -> str:
+        """Return why a node cannot be the client that it says it is, or nothing."""
         number = member.client
         if not 0 <= number < self.n_clients:
-            raise ValueError(
+            return (
                 f"node {node} says that it is client {number}, but there are {self.n_clients} clients, 0 to "
                 f"{self.n_clients - 1}; correct `partition-id` in its --node-config, or the number of clients."
             )
         holder = self.node_of.get(number)
         if holder is not None and holder != node and holder in online:
-            raise ValueError(
+            return (
                 f"nodes {holder} and {node} both say that they are client {number}; give every node a `partition-id` "
                 "of its own in its --node-config."
             )
-        if holder is not None and holder != node:
+        return ""
+
+    def enter(self, node: int, member: Member) -> None:
+        """Note the client behind a node; what it does not say now is as it was."""
+        number = member.client
+        if self.node_of.get(number, node) != node:
             logger.warning("client %d is now at node %d", number, node)
+        before = self.members.get(number)
         self.node_of[number] = node
-        self.members[number] = member
+        self.members[number] = member if member.models or before is None else replace(member, models=before.models)
+
+    def refuse(self, node: int) -> None:
+        """Remember a node that is no client of this run, so that it is not asked again."""
+        self._refused.add(node)

@@ -23,7 +23,7 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import write_atomically
-from dqnfed.core.screening import Policy, guarded
+from dqnfed.core.screening import Policy, check_replies, guarded
 from dqnfed.core.tensors import stack
 from dqnfed.flower.exchange import (
     OFFLINE,
@@ -73,7 +73,7 @@ class Strategy(FlowerStrategy):
         policy: Policy | None = None,
         out: str | Path | None = None,
         resume: bool = False,
-        patience: float = 600.0,  # seconds to wait for all clients before the first round
+        wait: float = 600.0,  # seconds for all clients to come online before the first round
         config: Mapping[str, Any] | None = None,  # as written to config.toml
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -81,11 +81,12 @@ class Strategy(FlowerStrategy):
         self._problem, self._seed, self._participation = problem, seed, participation
         self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
         self._cohort_size = cohort_size(participation, n_clients)
+        check_replies(self._policy, self._cohort_size)  # before anybody is waited for
         self._algorithm = guarded(algorithm, self._policy).prepare(problem, n_clients, self._cohort_size)
         self._fingerprint = repr(algorithm.prepare(problem, n_clients, self._cohort_size))  # what clients must run too
         self._out = None if out is None else Path(out)
         self._resume = resume and self._out is not None and (self._out / "checkpoint" / "checkpoint.json").is_file()
-        self._patience, self._config, self._observers = patience, config, tuple(observers)
+        self._wait, self._config, self._observers = wait, config, tuple(observers)
         self._roster = Roster(n_clients)
         self._key = uuid.uuid4().hex  # under which clients file what they remember of this run
         self._clients: list[int] = []  # asked in the present exchange
@@ -167,7 +168,8 @@ class Strategy(FlowerStrategy):
         """Return the clients' training losses at the present model, and their scores."""
         if state.round >= 0 or not self._judged:  # what the start model is worth was asked when the clients were met
             self._turn_to(clients, state)
-            arrays, about = self._models(state.server, state.round, with_scores=with_scores)
+            part = setup.evaluation.part
+            arrays, about = self._models(state.server, state.round, part, with_scores=with_scores)
             messages = self.configure_evaluate(state.round + 1, arrays, about, self._grid)
             self.aggregate_evaluate(state.round + 1, self._exchanged(messages))
         who = sorted(self._judged)
@@ -183,7 +185,7 @@ class Strategy(FlowerStrategy):
         """Return the names of the models that the method wants judged, the primary one first."""
         if not self._algorithm.is_personal:
             return LocalClients().model_names(setup)
-        return list(next(iter(self._roster.members.values())).models)
+        return next(list(member.models) for member in self._roster.members.values() if member.models)
 
     # What Flower asks for: the methods of a strategy.
 
@@ -288,12 +290,11 @@ class Strategy(FlowerStrategy):
                 "n-clients": self._roster.n_clients,
                 "cohort-size": self._cohort_size,
                 "seed": self._seed,
-                "part": self._evaluation.part,
                 **config,
             }
         )
 
-    def _models(self, server: Any, round: int, *, with_scores: bool) -> tuple[ArrayRecord, ConfigRecord]:
+    def _models(self, server: Any, round: int, part: str, *, with_scores: bool) -> tuple[ArrayRecord, ConfigRecord]:
         """Return the models that clients are to judge, each sent once, and what they are called."""
         tensors = {"theta": server.theta}
         places: dict[str, str] = {}
@@ -301,7 +302,7 @@ class Strategy(FlowerStrategy):
             for name, theta in self._algorithm.evaluated(server, None).items():
                 places[name] = "theta" if theta is server.theta else f"model {name}"
                 tensors[places[name]] = theta
-        about = {"round": round, "phase": 0, "with-scores": with_scores}
+        about: dict[str, Any] = {"round": round, "phase": 0, "part": part, "with-scores": with_scores}
         return array_record(tensors), ConfigRecord({**about, "models": list(places), "places": list(places.values())})
 
     # Before the first round.
@@ -309,7 +310,7 @@ class Strategy(FlowerStrategy):
     def _gathered(self) -> Federation:
         """Return who the clients are, when all are there; a run that goes on knows them from its folder."""
         server = self._algorithm.init_server(self._problem, self._roster.n_clients)
-        end = time.monotonic() + self._patience
+        end = time.monotonic() + self._wait
         while missing := self._roster.missing():
             self._meet(server, -1, with_scores=True)
             if not self._roster.missing() or time.monotonic() > end:
@@ -318,16 +319,18 @@ class Strategy(FlowerStrategy):
             time.sleep(POLL_SECONDS)
         members = {**self._members_before(), **self._roster.members}
         absent = [client for client in range(self._roster.n_clients) if client not in members]
-        if absent:
+        if absent or not self._roster.members:
             heard = f" Nodes that were asked: {'; '.join(sorted(self._refusals))}." if self._refusals else ""
             raise TimeoutError(
-                f"clients {absent} did not come within {self._patience:g} s; every client must be online before the "
-                f"first round. Start their nodes, or wait longer with `patience`.{heard}"
+                f"clients {absent or 'of any number'} did not come within {self._wait:g} s; every client must be "
+                "online before the first round, and at least one when a run goes on. Start their nodes, or wait longer "
+                f"with `wait`.{heard}"
             )
         ordered = [members[client] for client in range(self._roster.n_clients)]
         return Federation.elsewhere(
             [member.n_train for member in ordered],
             [member.n_test for member in ordered],
+            n_validation=None if 0 in (counts := [member.n_validation for member in ordered]) else counts,
             names=_distinct_names(ordered),
             groups=[member.group for member in ordered] if all(member.group for member in ordered) else (),
         )
@@ -338,24 +341,37 @@ class Strategy(FlowerStrategy):
         nodes = dict.fromkeys(self._roster.strangers(online), NEVER)
         if not nodes:
             return
-        arrays, config = self._models(server, round, with_scores=with_scores)
+        arrays, config = self._models(server, round, self._evaluation.part, with_scores=with_scores)
         messages = messages_to(nodes, MessageType.EVALUATE, "models", arrays, self._about(config))
         found = sorted_out(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
         for node, why in found.faults.items():
             logger.warning("node %d does not say who it is, %s", node, why)
             self._refusals.add(why)
-        for node, content in found.contents.items():
-            member = member_of(content)
-            self._roster.enter(node, member, online)
+        for node, content in sorted(found.contents.items()):
+            try:
+                member, judgement = member_of(content), judged_by(content)
+            except Exception as error:  # whatever a stranger sends
+                logger.warning("node %d is left aside, its answer cannot be read: %s", node, first_line(error))
+                self._roster.refuse(node)
+                continue
+            if objection := self._roster.objection(node, member, online):
+                if round < 0:
+                    raise ValueError(objection)
+                logger.warning("node %d is left aside: %s", node, objection)  # a newcomer does not end a run
+                self._roster.refuse(node)
+                continue
+            self._roster.enter(node, member)
             if with_scores:
-                self._judged[member.client] = judged_by(content)
+                self._judged[member.client] = judgement
 
     def _members_before(self) -> dict[int, Member]:
         if not self._resume or self._out is None:
             return {}
         described = json.loads((self._out / "clients.json").read_text(encoding="utf-8"))
         return {
-            c["client"]: Member(c["client"], c["name"], c["group"] or "", c["n_train"], c["n_test"], ())
+            c["client"]: Member(
+                c["client"], c["name"], c["group"] or "", c["n_train"], c["n_test"], c.get("n_validation", 0), ()
+            )
             for c in described
         }
 

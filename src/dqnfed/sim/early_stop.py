@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -29,6 +30,8 @@ def out_of_patience(setup: Setup, state: State) -> str:
     if patience is None:
         return ""
     score = validation_score(setup, state)
+    if math.isnan(score):  # nobody answered, or some score is no number: nothing was learnt about the model
+        return ""
     if not state.best or score > state.best["score"]:
         state.best = {"score": score, "round": state.round, "waited": 0}
         return ""

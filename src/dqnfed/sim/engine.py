@@ -20,7 +20,7 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult, model_metadata
 from dqnfed.core.run_folder import ClientRow, RunFolder, claimed
-from dqnfed.core.screening import Policy, Screened, guarded, screen, screened_updates
+from dqnfed.core.screening import Policy, Screened, check_replies, guarded, screen, screened_updates
 from dqnfed.core.tensors import gather, named_parameters
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
 from dqnfed.sim.clients import Answers
@@ -69,11 +69,6 @@ def run(
     """
     size = cohort_size(participation, federation.n_clients)
     policy = policy or Policy()
-    if policy.min_replies > size:
-        raise ValueError(
-            f"`policy.min_replies` is {policy.min_replies}, but only {size} clients are asked each round, so no round "
-            "could ever change the model; raise `participation` or lower `min_replies`."
-        )
     prepared = guarded(algorithm, policy).prepare(problem, federation.n_clients, size)
     setup = Setup(
         prepared,
@@ -87,7 +82,6 @@ def run(
         policy,
         Feed(federation, problem, prepared, seed),
     )
-    check_patience(setup)
     settings = dict(config) if config is not None else plain_config(setup, participation)
     return played(setup, settings, out=out, checkpoint_seconds=checkpoint_seconds, observers=observers, resume=resume)
 
@@ -102,6 +96,8 @@ def played(
     resume: bool = False,
 ) -> RunResult:
     """Return the result of a run that is set up, wherever its clients are."""
+    check_replies(setup.policy, setup.cohort_size)
+    check_patience(setup)
     if out is None:
         if resume:
             raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
@@ -269,9 +265,10 @@ def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Scr
         logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
         notes["dropped"].append({"client": client, "why": why})
     for client, factor in zip(asked[found.kept].tolist(), found.factors.tolist(), strict=True):
-        if factor < 1:
+        note = {"client": client, "factor": factor}
+        if factor < 1 and note not in notes["clipped"]:  # a phase may be played twice
             logger.info("round %d: client %d clipped by the factor %.3g", state.round, client, factor)
-            notes["clipped"].append({"client": client, "factor": factor})
+            notes["clipped"].append(note)
     return found
 
 
@@ -279,10 +276,7 @@ def answered_step(setup: Setup, state: State, answers: Answers, found: Screened)
     """Keep the memories of those whose answers are usable, and return what the server makes of these."""
     algorithm, federation = setup.algorithm, setup.federation
     kept, memory = answers.clients[found.kept], answers.memory
-    if isinstance(memory, list):
-        state.memory.keep(kept.tolist(), [memory[k] for k in found.kept.tolist()])
-    else:
-        state.memory.put(kept, memory if len(kept) == len(answers.clients) else gather(memory, found.kept))
+    state.memory.put(kept, memory if len(kept) == len(answers.clients) else gather(memory, found.kept))
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
     return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
 

@@ -63,6 +63,7 @@ def described_clients(setup: Setup) -> list[dict[str, Any]]:
                 "name": name,
                 "n_train": int(federation.train.sizes[c]),
                 "n_test": int(federation.test.sizes[c]),
+                **({} if federation.validation is None else {"n_validation": int(federation.validation.sizes[c])}),
                 "group": federation.groups[c] if federation.groups else None,
             }
         )

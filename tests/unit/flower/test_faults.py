@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Policy, run
 from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.flower.exchange import fields_of
 from tests.helpers.bowls import network_bowl
 from tests.helpers.flower import (
     Fault,
@@ -161,8 +163,9 @@ def test_a_restarted_node_begins_anew_or_reads_its_disk(
     assert "lost its memory" not in caplog.text
 
 
-def test_a_node_may_come_back_under_another_id() -> None:
-    case, algorithm = network_bowl(), DQNFed()
+@pytest.mark.parametrize("name", ["dqn-fed", "ditto"])
+def test_a_node_may_come_back_under_another_id(name: str) -> None:
+    case, algorithm = network_bowl(), REGISTRY[name]()
     grid = fleet(algorithm, case)
 
     class Moves:
@@ -200,6 +203,46 @@ def test_an_offline_client_is_named_and_not_waited_for() -> None:
     for record in result.history[2:]:
         assert record["dropped"] == [{"client": 5, "why": "its node is offline"}]
         assert record["silent"] == [5]
+
+
+def test_strangers_do_not_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    """A client goes; nodes come that say they are another, one that does not exist, or nothing intelligible."""
+    case, algorithm = network_bowl(), FedAvg()
+    asked: list[int] = []
+    grid = fleet(algorithm, case)
+    honest = grid._app
+
+    def app(message: Message, context: Context) -> Message:
+        asked.append(context.node_id)
+        reply = honest(message, context)
+        if context.node_id == 901:
+            reply.content["about"] = ConfigRecord({**fields_of(reply.content, "about"), "client": 17})
+        if context.node_id == 902:
+            del reply.content["judgement"]
+        return reply
+
+    grid._app = app
+
+    class Visitors:
+        def start(self, out: Path | None, config: Mapping[str, Any]) -> None: ...
+
+        def round(self, record: Mapping[str, Any]) -> None:
+            if record["round"] == 0:
+                gone = grid.contexts.pop(105)
+                for node in (900, 901, 902):
+                    config = {**gone.node_config, "partition-id": 2}
+                    grid.contexts[node] = Context(1, node, config, RecordDict(), {})
+
+        def end(self, summary: Mapping[str, Any]) -> None: ...
+
+    with caplog.at_level(logging.WARNING, logger="dqnfed"):
+        result = deployed(algorithm, case, rounds=3, grid=grid, observers=[Visitors()])
+    assert result.summary["rounds"] == 3
+    assert [record["dropped"] for record in result.history[2:]] == 2 * [[{"client": 5, "why": "its node is offline"}]]
+    assert "nodes 102 and 900 both say that they are client 2" in caplog.text
+    assert "node 901 says that it is client 17" in caplog.text
+    assert "node 902 is left aside, its answer cannot be read" in caplog.text
+    assert [asked.count(node) for node in (900, 901, 902)] == [1, 1, 1]
 
 
 class Killed(BaseException):

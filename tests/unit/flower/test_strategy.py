@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from flwr.app import ConfigRecord, Context
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Policy, run
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.federation import Examples, Federation
+from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import named_parameters
 from dqnfed.experiments.config import ConfigError, read_config
 from dqnfed.experiments.experiment import run_experiment
@@ -20,13 +23,13 @@ from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.new_app import new_app
 from dqnfed.flower.records import array_record, named_arrays
 from dqnfed.flower.roster import Member, Roster
-from tests.helpers.bowls import network_bowl
+from tests.helpers.bowls import linear_model, network_bowl
 from tests.helpers.flower import fleet
 from tests.helpers.turns import relative_distance
 
 
 def strategy_for(algorithm: AnyAlgorithm, **options: Any) -> Strategy:
-    return Strategy(algorithm, network_bowl().problem, n_clients=6, patience=0.0, **options)
+    return Strategy(algorithm, network_bowl().problem, n_clients=6, wait=0.0, **options)
 
 
 def test_an_absent_client_is_waited_for_and_then_named() -> None:
@@ -44,8 +47,51 @@ def test_two_nodes_cannot_be_the_same_client() -> None:
 
 
 def test_a_number_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"it is client 6, but there are 6 clients, 0 to 5"):
-        Roster(6).enter(105, Member(6, "six", "", 10, 2, ()), {105})
+    grid = fleet(FedAvg(), network_bowl())
+    grid.contexts[105].node_config["partition-id"] = 6
+    with pytest.raises(TimeoutError, match=r"there is no client 6: this federation has clients 0 to 5"):
+        strategy_for(FedAvg()).start(grid)
+    six = Member(6, "six", "", 10, 2, 0, ())
+    assert "it is client 6, but there are 6 clients, 0 to 5" in Roster(6).objection(105, six, {105})
+
+
+def test_a_client_that_comes_back_keeps_what_it_does_not_repeat() -> None:
+    """Who it is, is asked without scores in the middle of a run: the names of its models stay."""
+    roster = Roster(2)
+    roster.enter(100, Member(0, "zero", "", 10, 2, 0, ("personal", "global")))
+    roster.enter(200, Member(0, "zero", "", 12, 2, 0, ()))
+    assert roster.node_of == {0: 200}
+    assert roster.members[0] == Member(0, "zero", "", 12, 2, 0, ("personal", "global"))
+
+
+def test_a_policy_that_no_round_can_meet_is_refused_before_anybody_is_waited_for() -> None:
+    with pytest.raises(ValueError, match=r"`policy.min_replies` is 4, but only 3 clients are asked each round"):
+        strategy_for(FedAvg(), participation=0.5, policy=Policy(min_replies=4))
+
+
+def test_patience_needs_validation_examples_here_too() -> None:
+    evaluation = Evaluation(patience=2)
+    with pytest.raises(
+        ValueError, match=r"`patience` watches validation scores, but this federation has no validation"
+    ):
+        strategy_for(FedAvg(), evaluation=evaluation).start(fleet(FedAvg(), network_bowl()), num_rounds=2)
+
+
+def test_early_stopping_watches_validation_scores_on_flower_too() -> None:
+    """Other test examples, same validation examples: the run ends where the simulator's ends."""
+    generator = torch.Generator().manual_seed(0)
+    clients = []
+    for shift in (-0.5, 0.0, 0.5):
+        inputs = torch.randn(40, 4, generator=generator, dtype=torch.float64) + shift
+        clients.append((inputs, (inputs[:, 0] > inputs[:, 1]).long()))
+    whole = Federation.from_clients(clients, test=0.25, validation=0.25)
+    other = replace(whole, test=Examples(whole.test.inputs, 1 - whole.test.targets, whole.test.starts))
+    problem, watched = Problem.from_module(linear_model(4, 2)), Evaluation(patience=2)
+    expected = run(FedAvg(lr=0.3), problem, whole, rounds=60, evaluation=watched).summary
+    assert expected["status"] == "stopped"
+    for data in (whole, other):
+        found = run_in_process(FedAvg(lr=0.3), problem, data, rounds=60, evaluation=watched).summary
+        assert (found["rounds"], found["reason"]) == (expected["rounds"], expected["reason"])
 
 
 def test_a_client_with_other_settings_says_so() -> None:
