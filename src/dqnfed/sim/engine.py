@@ -276,7 +276,10 @@ def answered_step(setup: Setup, state: State, answers: Answers, found: Screened)
     """Keep the memories of those whose answers are usable, and return what the server makes of these."""
     algorithm, federation = setup.algorithm, setup.federation
     kept, memory = answers.clients[found.kept], answers.memory
-    state.memory.put(kept, memory if len(kept) == len(answers.clients) else gather(memory, found.kept))
+    if isinstance(memory, list):
+        state.memory.keep(kept.tolist(), [memory[k] for k in found.kept.tolist()])
+    else:
+        state.memory.put(kept, memory if len(kept) == len(answers.clients) else gather(memory, found.kept))
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
     return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
 
