@@ -22,6 +22,7 @@ from dqnfed.core.gradients import (
     task_shares,
     weighted_slopes,
 )
+from dqnfed.core.graphed_sgd import graphed_sgd
 from dqnfed.core.problem import ModuleModel, Problem, Task, cast_inputs
 from dqnfed.core.tensors import named_parameters
 
@@ -47,6 +48,9 @@ def local_sgd(
         moved = theta.clone()
         sgd_in_place(problem, model, task, moved, momentum=momentum, decay=weight_decay + problem.ridge)
         return moved
+    if theta.is_cuda and _is_captured(problem, task) and extra_gradient is None and proximal is None:
+        assert isinstance(model, ModuleModel)
+        return graphed_sgd(problem, model, task, theta, momentum=momentum, decay=weight_decay + problem.ridge)
     is_simple = momentum == 0.0 and extra_gradient is None and proximal is None and is_transformed()
     if is_simple and (found := in_formulas(problem, task)) is not None:
         return sgd_by_layers(problem, task, theta, found, decay=weight_decay + problem.ridge)
@@ -68,6 +72,14 @@ def local_sgd(
         else:
             velocity, theta = moved, stepped
     return theta
+
+
+def _is_captured(problem: Problem, task: Task) -> bool:
+    """Return whether one client's step on a GPU can be captured and replayed: its batches all have one shape."""
+    usual = isinstance(problem.predict, ModuleModel) and type(problem).batch_loss is Problem.batch_loss
+    return (
+        usual and task.batches.shape[-1] > 0 and not is_transformed() and not torch.cuda.is_current_stream_capturing()
+    )
 
 
 def sgd_by_layers(problem: Problem, task: Task, theta: Tensor, found: Features, *, decay: float) -> Tensor:

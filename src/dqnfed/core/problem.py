@@ -89,19 +89,25 @@ class ModuleModel:
 
     module: nn.Module
     layout: Layout
+    autocast: torch.dtype | None = None  # the precision of products and convolutions; None: that of theta
+    steps: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # captured for a GPU
 
     def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
         return self.outputs(named_parameters(theta, self.layout), cast_inputs(inputs, theta.dtype))
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs with the named parameters; the module is borrowed meanwhile, so one thread at a time."""
-        found: Tensor = functional_call(self.module, parameters, (inputs,))
-        return found
+        if self.autocast is None:
+            found: Tensor = functional_call(self.module, parameters, (inputs,))
+            return found
+        dtype = next(iter(parameters.values())).dtype
+        with torch.autocast(inputs.device.type, self.autocast):
+            return functional_call(self.module, parameters, (inputs,)).to(dtype)  # type: ignore[no-any-return]
 
     @cached_property
     def chain(self) -> DenseChain | None:
         """The module as dense layers, where it is nothing else."""
-        return dense_chain(self.module, self.layout)
+        return None if self.autocast is not None else dense_chain(self.module, self.layout)
 
 
 def cast_inputs(inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -156,7 +162,9 @@ class Problem:
             loss_floor=self.loss_floor,
             model_spec=self.model_spec,
         )
-        return _replaced(moved, theta0=self.theta0.to(device))
+        moved = _replaced(moved, theta0=self.theta0.to(device))
+        autocast = self.predict.autocast if isinstance(self.predict, ModuleModel) else None
+        return moved if autocast is None else moved.autocast(autocast)
 
     @classmethod
     def from_module(
@@ -201,7 +209,13 @@ class Problem:
         if not isinstance(self.predict, ModuleModel):
             return self
         module = copy.deepcopy(self.predict.module)
-        return _replaced(self, predict=ModuleModel(module, self.layout), module=module)
+        return _replaced(self, predict=replace(self.predict, module=module), module=module)
+
+    def autocast(self, dtype: torch.dtype | None) -> Problem:
+        """Return the same problem with products and convolutions in another precision; theta keeps its own."""
+        if not isinstance(self.predict, ModuleModel):
+            raise ValueError("only problems made from modules can be computed in another precision than theta's.")
+        return _replaced(self, predict=replace(self.predict, autocast=dtype))
 
     def module_at(self, theta: Tensor) -> nn.Module:
         """Return a copy of the module with theta as its parameters, in evaluation mode."""

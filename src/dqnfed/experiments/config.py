@@ -124,7 +124,8 @@ class RunBlock(Block):
     seed: int = Field(default=0, ge=0)
     device: str = "auto"  # auto | cpu | cuda | cuda:1
     dtype: Literal["float32", "float64"] = "float32"
-    cohort: Literal["auto", "vectorised", "looped"] = "auto"
+    precision: Literal["default", "tf32", "bf16"] = "default"  # of products and convolutions on a GPU
+    cohort: Literal["auto", "vectorised", "looped", "streams"] = "auto"
     chunk: int | None = Field(default=None, ge=1)  # clients at once
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=30.0, ge=0)

@@ -39,7 +39,7 @@ def estimate(config: Config) -> Estimate:
         rounds=min(TRIAL_ROUNDS, config.train.rounds),
         participation=config.train.participation,
         seed=config.run.seed,
-        cohort=chosen_cohort(config),
+        cohort=chosen_cohort(config, experiment.problem),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
     )
     setup_seconds = time.perf_counter() - started - trial.summary["totals"]["seconds"]

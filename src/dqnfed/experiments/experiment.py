@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from dqnfed.algorithms import OPTIONAL, REGISTRY, method_called
 from dqnfed.algorithms.label_correction import LabelCorrection
@@ -30,6 +31,7 @@ from dqnfed.sim.cohort import CohortRunner, looped, vectorised
 from dqnfed.sim.engine import run
 from dqnfed.sim.graphs import graphed
 from dqnfed.sim.state import Evaluation
+from dqnfed.sim.streams import streams
 
 logger = logging.getLogger("dqnfed")
 
@@ -62,7 +64,8 @@ def build_experiment(config: Config) -> Experiment:
     problem, federation, own, truth = build_problem(config)
     device = chosen_device(config.run.device)
     kind = problem_kind(config)
-    return Experiment(config, algorithm, problem.to(device), federation.to(device), kind, own, truth)
+    problem = in_precision(problem.to(device), config.run.precision)
+    return Experiment(config, algorithm, problem, federation.to(device), kind, own, truth)
 
 
 def method_named(name: str) -> type[AnyAlgorithm]:
@@ -165,13 +168,32 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def chosen_cohort(config: Config) -> CohortRunner:
-    """Return how the cohort is run."""
-    if config.run.cohort == "looped":
+def chosen_cohort(config: Config, problem: Problem) -> CohortRunner:
+    """Return how the cohort is run; "auto" goes by the machine and the model, and the speed page says by which rule."""
+    settings, device = config.run, problem.theta0.device
+    if settings.cohort == "streams" and device.type != "cuda":
+        raise ConfigError(f"run.cohort is 'streams', which are a GPU's, but the device is '{device}'; use 'auto'.")
+    if settings.cohort == "looped":
         return looped()
-    if config.run.cohort == "auto" and config.run.chunk is None:
-        return graphed()  # which is vectorised where there is no GPU
-    return vectorised(config.run.chunk)
+    if settings.cohort == "vectorised" or settings.chunk is not None:
+        return vectorised(settings.chunk)
+    has_images = any(isinstance(part, nn.Conv2d) for part in (problem.module or nn.Identity()).modules())
+    if settings.cohort == "streams" or (device.type == "cuda" and has_images):
+        return streams()
+    return graphed()  # which is vectorised where there is no GPU
+
+
+def in_precision(problem: Problem, precision: str) -> Problem:
+    """Return the problem with products and convolutions in the precision that `run.precision` names."""
+    if precision == "default":
+        return problem
+    device = problem.theta0.device
+    if device.type != "cuda":
+        raise ConfigError(f"run.precision is '{precision}', for GPUs, but the device is '{device}'; leave it out.")
+    if precision == "bf16":
+        return problem.autocast(torch.bfloat16)
+    torch.set_float32_matmul_precision("high")  # TF32 for products; convolutions have it by torch's default
+    return problem
 
 
 def run_experiment(
@@ -194,7 +216,7 @@ def run_experiment(
         rounds=config.train.rounds,
         participation=config.train.participation,
         seed=config.run.seed,
-        cohort=chosen_cohort(config),
+        cohort=chosen_cohort(config, experiment.problem),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
         policy=Policy(**config.policy.model_dump()),
         out=out,

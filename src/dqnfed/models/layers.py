@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from dqnfed.models.group_norm import ImageGroupNorm
+
 
 class Normalise(nn.Module):
     """Turns bytes 0..255 into floats, (x / 255 - mean) / std per channel, so that images stay uint8 until the device.
@@ -43,4 +45,4 @@ def group_norm(channels: int, groups: int | None) -> nn.GroupNorm:
     chosen = min(32, max(1, channels // 2)) if groups is None else groups
     if channels % chosen:
         raise ValueError(f"{chosen} groups do not divide {channels} channels; choose a divisor of {channels}.")
-    return nn.GroupNorm(chosen, channels)
+    return ImageGroupNorm(chosen, channels)

@@ -108,3 +108,10 @@ class LocalClients:
 
     def _forward(self, problem: Problem) -> GraphedFunction:
         return self._forwards.setdefault(id(problem), GraphedFunction(forward_of(problem)))
+
+
+def _look_ahead(setup: Setup, round: int) -> None:
+    """Draw the next round's tasks while the GPU is busy, unless the method chooses its cohort itself."""
+    n_clients = setup.federation.n_clients
+    if round < setup.rounds and type(setup.algorithm).cohort is Algorithm.cohort:
+        setup.feed.look_ahead(sampled_clients(setup.seed, round, n_clients, setup.cohort_size), round)
