@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ class Federation:
     def n_clients(self) -> int:
         return len(self.train.starts) - 1
 
-    @property
+    @cached_property
     def n_examples(self) -> Tensor:
         """Training examples of every client, [C]."""
         return self.train.sizes

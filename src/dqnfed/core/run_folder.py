@@ -74,7 +74,7 @@ class RunFolder:
             with (self.path / "clients.csv").open("a") as file:
                 file.write(table.getvalue())
             with (self.path / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(_strict(record), allow_nan=False) + "\n")
+                file.write(json_line(record))
 
     def settle(self) -> None:
         """Return when every line is on the disk itself: a checkpoint must never know more than the lines before it."""
@@ -224,6 +224,14 @@ def clear_disk_errors(folder: Path) -> Iterator[None]:
 def json_text(value: Any) -> str:
     """Return the value as JSON that every reader accepts: numbers that are not finite become null."""
     return json.dumps(_strict(value), indent=2, allow_nan=False) + "\n"
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """Return the record as one line of such JSON."""
+    try:
+        return json.dumps(record, allow_nan=False) + "\n"
+    except ValueError:  # some number is not finite
+        return json.dumps(_strict(record), allow_nan=False) + "\n"
 
 
 def _strict(value: Any) -> Any:

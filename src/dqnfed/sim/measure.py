@@ -60,13 +60,11 @@ def client_rows(
     if setup.evaluation.metrics == "aggregate-only":
         return []
     started = dict(zip(clients.tolist(), before.tolist(), strict=True)) if before is not None else {}
-    n_models = len(setup.model_names)
-    rows: list[ClientRow] = []
-    for k, c in enumerate(found.clients.tolist()):
-        columns: list[float | None] = [float(scores[k]) for scores in found.scores.values()] or [None] * n_models
-        n_examples = int(setup.federation.n_examples[c])
-        rows.append((state.round, c, n_examples, started.get(c), float(found.losses[k]), *columns))
-    return rows
+    asked, sizes = found.clients.tolist(), setup.federation.n_examples[found.clients].tolist()
+    columns: list[list[float | None]] = [scores.tolist() for scores in found.scores.values()]
+    columns = columns or [[None] * len(asked)] * len(setup.model_names)
+    columns = [[started.get(c) for c in asked], found.losses.tolist(), *columns]
+    return [(state.round, *row) for row in zip(asked, sizes, *columns, strict=True)]
 
 
 def score_summary(scores: Tensor, n_examples: Tensor) -> dict[str, float]:
