@@ -251,6 +251,9 @@ class Strategy(FlowerStrategy):
             for client, row in enumerate(store.row_of.tolist())
             if row >= 0
         }
+        for phase_clients, receipts in store.unsettled:
+            tags = zip(receipts.round.tolist(), receipts.phase.tolist(), strict=True)
+            self._used.update(zip(phase_clients.tolist(), tags, strict=True))
         self._meet(state.server, state.round)
         self._clients = clients.tolist()
 

@@ -211,6 +211,8 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         raise RuntimeError(
             f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}."
         )
+    went_back = len(found.kept) < setup.policy.min_replies
+    state.memory.settle(keep=not went_back)  # a server that goes back to its start takes its clients along
 
     if not bool(torch.isfinite(state.server.theta).all()):
         step = ServerStep(state.server, Status.STOP, {}, f"the model is not finite after round {state.round}")
@@ -273,13 +275,12 @@ def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Scr
 
 
 def answered_step(setup: Setup, state: State, answers: Answers, found: Screened) -> ServerStep[Any]:
-    """Keep the memories of those whose answers are usable, and return what the server makes of these."""
+    """Return what the server makes of the usable answers; their clients' memories wait for the end of the round."""
     algorithm, federation = setup.algorithm, setup.federation
     kept, memory = answers.clients[found.kept], answers.memory
-    if isinstance(memory, list):
-        state.memory.keep(kept.tolist(), [memory[k] for k in found.kept.tolist()])
-    else:
-        state.memory.put(kept, memory if len(kept) == len(answers.clients) else gather(memory, found.kept))
+    if len(kept) < len(answers.clients):
+        memory = [memory[k] for k in found.kept.tolist()] if isinstance(memory, list) else gather(memory, found.kept)
+    state.memory.lend(kept, memory)
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
     return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
 

@@ -39,9 +39,28 @@ class MemoryStore:
         self._room: Any = None  # tensors that `rows` are the beginning of, with space for all clients
         self._apart: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
         self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)
+        self.unsettled: list[tuple[Tensor, Any]] = []  # clients and memories after each phase of a round not yet over
+
+    def lend(self, clients: Tensor, memory: Any) -> None:
+        """Give these memories (stacked, or a list) to the next phase of the round, without keeping them yet."""
+        self.unsettled.append((clients, memory))
+
+    def settle(self, *, keep: bool) -> None:
+        """Keep what clients learnt in the round that is over, or have it never happen."""
+        phases, self.unsettled = self.unsettled, []
+        for k, (clients, memory) in enumerate(phases):
+            if not keep or any(len(later) == len(clients) for later, _ in phases[k + 1 :]):  # the same clients
+                continue
+            if isinstance(memory, list):
+                self.keep(clients.tolist(), memory)
+            else:
+                self.put(clients, memory)
 
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
+        if self.unsettled:  # later phases ask those who took part in the one before
+            before, memory = self.unsettled[-1]
+            return memory if len(before) == len(clients) else gather(memory, torch.searchsorted(before, clients))
         if self._apart:
             return _stacked([self.one(c, row(tasks, k)) for k, c in enumerate(clients.tolist())])
         known = self.row_of[clients] >= 0
@@ -87,6 +106,9 @@ class MemoryStore:
 
     def one(self, client: int, task: Task) -> Any:
         """Return one client's memory; a newcomer gets a fresh one, which is not yet stored."""
+        if self.unsettled:
+            before, memories = self.unsettled[-1]
+            return memories[int(torch.searchsorted(before, client))]
         if client in self._apart:
             return self._apart[client]
         place = int(self.row_of[client])

@@ -115,6 +115,18 @@ def test_a_second_phase_does_without_those_who_missed_the_first() -> None:
     assert result.history[1]["status"] == "next"
 
 
+def test_a_round_that_is_lost_halfway_leaves_no_trace() -> None:
+    """All clients fail after the first phase: they, too, go on from where the round began, as if it had not been."""
+    case, algorithm = network_bowl(), DQNFed(step="line-search")
+
+    def plan(moment: Moment) -> Fault | None:
+        return is_dead if moment.is_training and moment.round == 2 and moment.phase > 0 else None
+
+    found = deployed(algorithm, case, plan, rounds=5)
+    assert [record["status"] for record in found.history[1:]] == ["next", "next", "hold", "next", "next"]
+    assert torch.equal(found.theta, deployed(algorithm, case, rounds=4).theta)
+
+
 def test_a_client_that_is_silent_in_an_evaluation_is_left_out_of_its_mean() -> None:
     case = network_bowl()
 

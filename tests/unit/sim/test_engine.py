@@ -18,7 +18,9 @@ from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate
 from dqnfed.core.algorithm import Cohort, Empty, ServerStep, Status, Theta
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.run_folder import load_tensors
 from dqnfed.maths.fairness import fairness_summary
+from dqnfed.sim.cohort import CohortRunner, looped, vectorised
 from dqnfed.sim.evaluate import judge
 from tests.helpers.bowls import (
     federation_of,
@@ -275,6 +277,39 @@ def test_a_round_that_loses_everybody_halfway_goes_back_to_its_start() -> None:
         assert record["status"] == "hold"
         assert record["diagnostics"] == {"first": 1.0}  # the next round begins with the first question again
         assert record["loss_after"] == record["loss_before"]
+
+
+class Visits(NamedTuple):
+    n_visits: Tensor  # []
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsksTwiceAndIsRemembered(AsksTwice):
+    """Its clients count the questions that they answered in rounds that were not lost."""
+
+    Memory: ClassVar[type] = Visits
+
+    def init_memory(self, problem: Problem, task: Task) -> Visits:  # type: ignore[override]
+        return Visits(problem.theta0.new_zeros(()))
+
+    def client_step(self, problem: Problem, task: Task, sent: Any, memory: Any) -> Any:
+        update, _ = super().client_step(problem, task, sent, Empty(problem.theta0.new_zeros(0)))
+        return update, Visits(memory.n_visits + 1)
+
+
+@pytest.mark.parametrize("cohort", [vectorised(), looped()])
+@pytest.mark.parametrize(("silent", "n_visits"), [(-math.inf, 6.0), (math.inf, None)])
+def test_clients_forget_a_round_that_is_lost_halfway(
+    cohort: CohortRunner, silent: float, n_visits: float | None, tmp_path: Path
+) -> None:
+    problem, federation, _ = network_bowl()
+    run(AsksTwiceAndIsRemembered(silent=silent), problem, federation, rounds=3, cohort=cohort, out=tmp_path)
+    (file,) = (tmp_path / "checkpoint").glob("state-*")
+    kept, _ = load_tensors(file)
+    if n_visits is None:
+        assert bool((kept["memory_row_of"] == -1).all())
+    else:
+        assert kept["memory.n_visits"].tolist() == [n_visits] * 6
 
 
 @pytest.mark.parametrize("fault", [math.nan, 0.0])
