@@ -39,18 +39,18 @@ class MemoryStore:
         self._room: Any = None  # tensors that `rows` are the beginning of, with space for all clients
         self._apart: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
         self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)
-        self.unsettled: list[tuple[Tensor, Any]] = []  # clients and memories after each phase of a round not yet over
+        self.unsettled: list[tuple[Tensor, Any]] = []  # in the present round: memories after phases, and whose
 
     def lend(self, clients: Tensor, memory: Any) -> None:
         """Give these memories (stacked, or a list) to the next phase of the round, without keeping them yet."""
+        if self.unsettled and len(self.unsettled[-1][0]) == len(clients):  # the same clients, who now know more
+            self.unsettled.pop()
         self.unsettled.append((clients, memory))
 
     def settle(self, *, keep: bool) -> None:
         """Keep what clients learnt in the round that is over, or have it never happen."""
         phases, self.unsettled = self.unsettled, []
-        for k, (clients, memory) in enumerate(phases):
-            if not keep or any(len(later) == len(clients) for later, _ in phases[k + 1 :]):  # the same clients
-                continue
+        for clients, memory in phases if keep else []:
             if isinstance(memory, list):
                 self.keep(clients.tolist(), memory)
             else:
