@@ -107,3 +107,16 @@ def test_missing_options_are_named(clinics: Path) -> None:
         runner.invoke(app, ["run", "--data", str(clinics)], catch_exceptions=False)
     with pytest.raises(ValueError, match="name an experiment"):
         runner.invoke(app, ["run"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--client", "hospital", "--label", "outcome"], "--client and --label describe your own table, but no --data"),
+        (["--task", "regression"], "--task describes your own table"),
+        (["--model", "linear"], r"--model describes.*--set model\.name=linear"),
+    ],
+)
+def test_options_of_a_table_that_is_not_named_are_refused(options: list[str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        runner.invoke(app, ["run", "digits", *options], catch_exceptions=False)

@@ -89,7 +89,7 @@ def own_settings(
         client=client,
         label=label,
         group=group,
-        drop=tuple(part.strip() for part in drop.split(",") if part.strip()),
+        drop=tuple(names_of(drop)),
         task=task,
         score=score,
         model=model,
@@ -143,6 +143,8 @@ def print_report(runs: Sequence[Path], out: Path, title: str | None, quiet: bool
 
 
 def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
+    from dqnfed.report.noise import noise_line
+
     accuracy = summary["accuracy"]
     rho = "" if summary["rho_mean"] is None else f", improved clients {100 * summary['rho_mean']:.1f} %"
     console.print(
@@ -150,6 +152,8 @@ def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
         f"{two_digits(accuracy['mean'])}, std {two_digits(accuracy['std'])}, worst 10 % "
         f"{two_digits(accuracy['worst10'])}, best 10 % {two_digits(accuracy['best10'])}{rho}"
     )
+    if "noise" in summary:
+        console.print(noise_line(summary), soft_wrap=True, highlight=False)
     if summary["reason"]:
         console.print(f"ended early: {summary['reason']}")
     if not quiet:
@@ -172,6 +176,20 @@ def refuse_used(folder: Path) -> None:
         raise FileExistsError(
             f"{folder} already holds a run; go on with `dqnfed resume {folder}`, or choose another --out."
         )
+
+
+def refuse_without_table(options: Sequence[str]) -> None:
+    if options:
+        raise ValueError(
+            f"{' and '.join(options)} {'describes' if len(options) == 1 else 'describe'} your own table, but no --data "
+            "names it; add --data FILE, or leave it out: a packaged experiment is changed with --set, as in "
+            "--set model.name=linear."
+        )
+
+
+def names_of(text: str | None) -> list[str]:
+    """Return the names of an option that takes several, separated by commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def plain_text(value: Any) -> str:

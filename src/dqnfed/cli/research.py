@@ -19,6 +19,7 @@ from dqnfed.cli.common import (
     console,
     default_out,
     errors,
+    names_of,
     observers_of,
     print_report,
     read_settings,
@@ -57,7 +58,7 @@ def sweep(
     from dqnfed.experiments.sweep import checked_plan, chosen_grids, final_runs, search
 
     config = read_settings(experiment, None, rounds, None, change, data_dir)
-    names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
+    names = names_of(algorithms)
     plan = checked_plan(
         config,
         comparison.chosen_algorithms(config, names, everything=False),
@@ -104,7 +105,7 @@ def convex(
     from dqnfed.experiments.convex_problems import convex_problem
     from dqnfed.report.gaps import draw_gaps
 
-    names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
+    names = names_of(algorithms)
     if not names and not everything:
         names = ["newton", "fednl", "fednew", "giant", "dqn-fed", "fedavg[gd]"]
     benchmark = convex_problem(problem, data_dir)

@@ -18,6 +18,7 @@ from dqnfed.cli.common import (
     app,
     console,
     default_out,
+    names_of,
     observers_of,
     own_settings,
     print_estimate,
@@ -26,6 +27,7 @@ from dqnfed.cli.common import (
     print_result,
     read_settings,
     refuse_used,
+    refuse_without_table,
 )
 
 
@@ -49,7 +51,9 @@ def run(
     score: Annotated[
         str | None, typer.Option("--score", metavar="accuracy|auc|f1|loss", help="What fairness is measured on.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", metavar="mlp|linear", help="For --data.")] = "mlp",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="mlp|linear", help="For --data; default: mlp.")
+    ] = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -63,12 +67,15 @@ def run(
 
     if data is not None:
         config = own_settings(
-            data, client, label, group, drop, task, score, model, experiment, algorithm, rounds, seed, change
+            data, client, label, group, drop, task, score, model or "mlp", experiment, algorithm, rounds, seed, change
         )
         print_notes(config, quiet)
     elif experiment is None:
         raise ValueError("name an experiment (`dqnfed list presets` shows them) or your own table with --data.")
     else:
+        about_table = {"--client": client, "--label": label, "--group": group, "--drop": drop}
+        about_table |= {"--task": "" if task == "auto" else task, "--model": model}
+        refuse_without_table([option for option, value in about_table.items() if value])
         changes = [*(change or []), *([f"eval.score={score}"] if score else [])]
         config = read_settings(experiment, algorithm, rounds, seed, changes, data_dir)
     if dry_run:
@@ -103,7 +110,7 @@ def compare(
     from dqnfed.experiments import compare as comparison
 
     config = read_settings(experiment, None, rounds, None, change, data_dir)
-    names = [part.strip() for part in algorithms.split(",") if part.strip()] if algorithms else []
+    names = names_of(algorithms)
     chosen = comparison.chosen_algorithms(config, names, everything=everything)
     if dry_run:
         for name in chosen:

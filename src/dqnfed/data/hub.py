@@ -15,8 +15,11 @@ from dqnfed.data.load import from_hub_path
 from dqnfed.data.raw import DataError, RawData
 
 
-def fetch_from_hub(name: str) -> Path:
-    """Return the cached file of a dataset taken from the hub; `load` uses it where the official files are absent."""
+def fetch_from_hub(name: str, data_dir: Path | None = None) -> Path:
+    """Return the file of a dataset taken from the hub, in `data_dir` or else in the cache.
+
+    `load` uses it where the official files are absent.
+    """
     dataset = dataset_called(name)
     if dataset.hub is None:
         offered = ", ".join(known.name for known in DATASETS.values() if known.hub is not None)
@@ -28,7 +31,7 @@ def fetch_from_hub(name: str) -> Path:
     except ImportError as error:
         raise DataError("the hub needs the package datasets; install it with `pip install dqnfed[hub]`.") from error
     raw = from_hub(dataset.name, dataset.hub, load_dataset(dataset.hub.repository), n_channels=len(dataset.mean))
-    path = from_hub_path(dataset)
+    path = from_hub_path(dataset, data_dir)
     write_cached(raw, path, "hub")
     return path
 

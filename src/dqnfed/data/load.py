@@ -22,9 +22,10 @@ def load(name: str, data_dir: Path | None = None) -> RawData:
     if not dataset.folder:
         return dataset.read(folder)
     cached = cache_path(dataset, folder)
-    if (raw := read_cached(from_hub_path(dataset), "hub")) is not None and not folder.is_dir():
-        return raw
     if not folder.is_dir():
+        for path in (from_hub_path(dataset, folder.parent), from_hub_path(dataset)):
+            if (raw := read_cached(path, "hub")) is not None:
+                return raw
         raise DataError(missing(dataset, folder))
     stamped = stamp(dataset, folder)
     if (raw := read_cached(cached, stamped)) is not None:
@@ -46,8 +47,9 @@ def cache_path(dataset: Dataset, folder: Path) -> Path:
     return cache_dir() / f"{dataset.name}-{where}.safetensors"
 
 
-def from_hub_path(dataset: Dataset) -> Path:
-    return cache_dir() / f"{dataset.name}-hub.safetensors"
+def from_hub_path(dataset: Dataset, data_dir: Path | None = None) -> Path:
+    """Return the file of a dataset taken from the hub: in the data folder where one is named, else in the cache."""
+    return (data_dir or cache_dir()) / f"{dataset.name}-hub.safetensors"
 
 
 def missing(dataset: Dataset, folder: Path) -> str:

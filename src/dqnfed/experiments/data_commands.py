@@ -24,7 +24,7 @@ def fetched(name: str, data_dir: Path | None, source: str, progress: Progress = 
     if source not in SOURCES:
         raise ConfigError(f"--from is one of {', '.join(SOURCES)}, but is '{source}'.")
     if source == "hub":
-        return fetch_from_hub(name)
+        return fetch_from_hub(name, data_dir)
     return fetch(name, data_dir, progress=progress)
 
 

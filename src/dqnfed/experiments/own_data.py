@@ -75,6 +75,11 @@ def own_federation(own: OwnData) -> OwnFederation:
     """Return the federation of a table: split within every client, then inputs standardised on all training rows
     together.
     """
+    if own.test <= 0:
+        raise DataError(
+            f"the test share of your own data is {own.test}, but every client is judged on rows it did not train on; "
+            "use data.test = 0.2 or so."
+        )
     notes: list[str] = []
     table = labelled_rows(read_table(own.path), own, notes)
     names, owner = owners(table, own)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from dqnfed.data import DataError, RawData, load
 from dqnfed.data.cache import cache_dir, read_cached, write_cached
 from dqnfed.data.catalogue import DATASETS, HubSource
-from dqnfed.data.hub import from_hub
+from dqnfed.data.hub import fetch_from_hub, from_hub
 from dqnfed.data.transform import only_classes, padded, thinned
 from tests.helpers import official
 
@@ -160,3 +162,15 @@ def test_hub_data_are_used_where_the_files_are_absent(data_dir: Path) -> None:
     official.cifar10(data_dir / "cifar10")
     assert len(load("cifar10", data_dir)) == 120
     assert read_cached(cache_dir() / "cifar10-hub.safetensors", "other") is None
+
+
+def test_hub_data_go_where_the_user_says(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = np.zeros((32, 32, 3), np.uint8)
+    rows = [{"img": image, "label": c} for c in range(3)]
+    offered = types.ModuleType("datasets")
+    monkeypatch.setattr(offered, "load_dataset", lambda repository: {"train": rows, "test": rows[:1]}, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", offered)
+    assert fetch_from_hub("cifar10", data_dir) == data_dir / "cifar10-hub.safetensors"
+    assert len(load("cifar10", data_dir)) == 4
+    with pytest.raises(DataError, match="is not complete"):
+        load("cifar10", data_dir / "elsewhere")
