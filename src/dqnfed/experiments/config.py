@@ -93,6 +93,7 @@ class EvalBlock(Block):
 
     every: int = Field(default=1, ge=1)
     participants: bool = True
+    participants_every: int = Field(default=1, ge=1)  # rounds between measurements of the participants' losses
     part: Literal["train", "validation", "test"] = "test"
     metrics: Literal["per-client", "aggregate-only"] = "per-client"
     patience: int | None = Field(default=None, ge=1)  # evaluations without a better mean validation score
@@ -125,7 +126,7 @@ class RunBlock(Block):
     device: str = "auto"  # auto | cpu | cuda | cuda:1
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["default", "tf32", "bf16"] = "default"  # of products and convolutions on a GPU
-    cohort: Literal["auto", "vectorised", "looped", "streams"] = "auto"
+    cohort: Literal["auto", "vectorised", "looped", "streams", "threads"] = "auto"
     chunk: int | None = Field(default=None, ge=1)  # clients at once
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=30.0, ge=0)

@@ -7,6 +7,9 @@ import sys
 import time
 from dataclasses import dataclass
 
+import torch
+
+from dqnfed.core.screening import Policy
 from dqnfed.experiments.config import Config
 from dqnfed.experiments.experiment import build_experiment, chosen_cohort
 from dqnfed.sim.engine import run
@@ -30,6 +33,8 @@ class Estimate:
 
 def estimate(config: Config) -> Estimate:
     """Return the cost of the whole run from a trial of three rounds; nothing is written."""
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
     experiment = build_experiment(config)
     started = time.perf_counter()
     trial = run(
@@ -41,10 +46,13 @@ def estimate(config: Config) -> Estimate:
         seed=config.run.seed,
         cohort=chosen_cohort(config, experiment.problem),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
+        policy=Policy(**config.policy.model_dump()),
     )
     setup_seconds = time.perf_counter() - started - trial.summary["totals"]["seconds"]
     last = trial.history[-1]
-    per_round = float(last["seconds"])  # the first rounds warm up
+    plain = float(trial.history[-2]["seconds"]) if len(trial.history) > 2 else 0.0  # the first round warms up
+    judging = max(0.0, float(last["seconds"]) - plain)  # the last round evaluates everybody, others only when due
+    per_round = plain + judging / config.eval.every
     unit = 1024 if sys.platform != "darwin" else 1
     return Estimate(
         n_parameters=experiment.problem.n_parameters,

@@ -32,8 +32,11 @@ from dqnfed.sim.engine import run
 from dqnfed.sim.graphs import graphed
 from dqnfed.sim.state import Evaluation
 from dqnfed.sim.streams import streams
+from dqnfed.sim.threads import threads
 
 logger = logging.getLogger("dqnfed")
+# Without a GPU, one client of these models fills a core, and a stack of clients only its memory.
+WORTH_A_THREAD = frozenset({"cnn", "lstm", "resnet18", "resnet50"})
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,8 @@ def chosen_cohort(config: Config, problem: Problem) -> CohortRunner:
     has_images = any(isinstance(part, nn.Conv2d) for part in (problem.module or nn.Identity()).modules())
     if settings.cohort == "streams" or (device.type == "cuda" and has_images):
         return streams()
+    if settings.cohort == "threads" or (device.type == "cpu" and config.model.name in WORTH_A_THREAD):
+        return threads()
     return graphed()  # which is vectorised where there is no GPU
 
 

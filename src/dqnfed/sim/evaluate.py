@@ -12,7 +12,8 @@ from torch.func import vmap
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import Problem
 
-EXAMPLES_AT_ONCE = 8192  # bounds the activations of an evaluation
+EXAMPLES_AT_ONCE = 8192  # bounds the activations of an evaluation on a GPU
+EXAMPLES_IN_CACHE = 1024  # and on a processor, which is slower when they fall out of its cache
 Forward = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
 
@@ -58,7 +59,8 @@ def judge(
     rows = None if everyone else examples.rows(clients).to(examples.inputs.device)
     inputs = examples.inputs if rows is None else examples.inputs[rows]
     targets = examples.targets if rows is None else examples.targets[rows]
-    parts = zip(inputs.split(EXAMPLES_AT_ONCE), targets.split(EXAMPLES_AT_ONCE), strict=True)
+    size = EXAMPLES_AT_ONCE if inputs.is_cuda else EXAMPLES_IN_CACHE
+    parts = zip(inputs.split(size), targets.split(size), strict=True)
     found = [forward(theta, part, its_targets) for part, its_targets in parts]
     losses = torch.cat([part for part, _ in found]).to(torch.float64)
     outputs = torch.cat([part for _, part in found])

@@ -14,8 +14,12 @@ from dqnfed.sim.state import Record, Setup, State
 
 
 def participant_losses(setup: Setup, state: State, clients: Tensor) -> Tensor | None:
-    """Return the participants' training losses at the present model, NaN where a client is silent."""
-    if not setup.evaluation.participants:
+    """Return the participants' training losses at the present model, NaN where a client is silent.
+
+    None in rounds in which they are not asked.
+    """
+    wanted = setup.evaluation
+    if not wanted.participants or (state.round + 1) % wanted.participants_every:
         return None
     known = state.losses[clients]
     if bool(known.isnan().any()):

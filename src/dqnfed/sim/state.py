@@ -26,12 +26,14 @@ class Evaluation:
 
     every: int = 1  # rounds between evaluations of all clients; the last round is always evaluated
     participants: bool = True  # every participant's training loss before and after each round (rho needs it)
+    participants_every: int = 1  # rounds between these
     part: str = "test"  # train | validation | test: the examples that the score is taken on
     metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
     patience: int | None = None  # evaluations without a better mean validation score before the run stops
 
     def __post_init__(self) -> None:
         check_range(self, "every", low=1)
+        check_range(self, "participants_every", low=1)
         check_choice(self, "part", ("train", "validation", "test"))
         check_choice(self, "metrics", ("per-client", "aggregate-only"))
         if self.patience is not None:

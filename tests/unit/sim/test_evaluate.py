@@ -25,7 +25,7 @@ def by_hand(problem: Problem, theta: torch.Tensor, case: Case, client: int) -> t
 def test_flat_batches_equal_a_loop_over_clients(
     case: Case, clients: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "EXAMPLES_AT_ONCE", at_once)
+    monkeypatch.setattr(evaluate, "EXAMPLES_IN_CACHE", at_once)
     theta = normal(case.problem.n_parameters, seed=3)
     found = judge(case.problem, theta, case.federation.train, torch.tensor(clients))
     assert found.score is not None
