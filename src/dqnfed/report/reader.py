@@ -129,6 +129,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[Problem]]:
             continue
         folder = path if path.is_dir() else path.parent
         below = sorted({file.parent for name in RUN_FILES for file in folder.rglob(name)}, key=_natural)
+        below = [run for run in below if not _is_trial(run, folder)]
         if not below:
             problems.append(Problem(path, f"holds no run: neither it nor a folder below it has a {RUN_FILES[0]}"))
         found.update(dict.fromkeys(below))
@@ -230,12 +231,15 @@ def _scores(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"mean": found} if isinstance(found, int | float) else block(record, "accuracy")
 
 
-def _evaluated_rounds(records: Sequence[Mapping[str, Any]]) -> list[int]:
-    rounds = [int(record["round"]) for record in records if _scores(record)]
+def _evaluated_rounds(records: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the rounds to read, and how many clients were silent in each."""
+    silent = {int(record["round"]): len(record.get("silent") or ()) for record in records if _scores(record)}
+    rounds = list(silent)
     if len(rounds) <= N_HISTORY:
-        return rounds
+        return silent
     picks = np.unique(np.linspace(0, len(rounds) - 1, N_HISTORY - 1).round().astype(int))
-    return sorted({rounds[i] for i in picks} | {rounds[-2]})  # the one before the last: the last may be half-written
+    chosen = {rounds[i] for i in picks} | {rounds[-2]}  # the one before the last: the last may be half-written
+    return {round_: silent[round_] for round_ in sorted(chosen)}
 
 
 def _known_clients(clients: Sequence[Client], table: ClientRows) -> tuple[Client, ...]:
@@ -267,6 +271,12 @@ def _seed(config: Mapping[str, Any], summary: Mapping[str, Any], folder: Path) -
         return int(stated)
     name = folder.resolve().name
     return int(name) if name.isdecimal() else 0
+
+
+def _is_trial(run: Path, folder: Path) -> bool:
+    """Return whether the run is one of a search's trials, which are judged on validation data, seen from above it."""
+    inside = run.relative_to(folder).parts
+    return "trials" in inside and (folder.joinpath(*inside[: inside.index("trials")]) / "sweep.json").is_file()
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

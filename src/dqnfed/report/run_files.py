@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,8 +57,11 @@ def read_records(path: Path, said: list[str]) -> list[Mapping[str, Any]]:
     return [by_round[round_] for round_ in sorted(by_round)]
 
 
-def read_client_rows(path: Path, rounds: Sequence[int], said: list[str]) -> ClientRows:
-    """Return the rows of the asked rounds only: a long run's file is searched, not parsed."""
+def read_client_rows(path: Path, rounds: Mapping[int, int], said: list[str]) -> ClientRows:
+    """Return the rows of the asked rounds only: a long run's file is searched, not parsed.
+
+    `rounds` says for each round how many clients were asked and gave no answer, so have no row.
+    """
     if not path.exists():
         said.append(f"{path.name} is missing: no per-client results from this run")
         return ClientRows({}, {})
@@ -95,13 +98,16 @@ def read_client_rows(path: Path, rounds: Sequence[int], said: list[str]) -> Clie
             start = begin = end
     if n_bad:
         said.append(f"{path.name}: {n_bad} rows are not of the form {','.join(header)}; ignored")
-    return ClientRows(_whole_rounds(values), examples)
+    return ClientRows(_whole_rounds(values, rounds), examples)
 
 
-def _whole_rounds(values: dict[str, dict[int, dict[int, float]]]) -> dict[str, dict[int, dict[int, float]]]:
+def _whole_rounds(
+    values: dict[str, dict[int, dict[int, float]]], n_silent: Mapping[int, int]
+) -> dict[str, dict[int, dict[int, float]]]:
     """Drop a last round that has fewer clients than the others: it was being written."""
     for by_round in values.values():
-        if len(by_round) > 1 and len(by_round[max(by_round)]) < max(map(len, by_round.values())):
+        asked = {round_: len(rows) + n_silent.get(round_, 0) for round_, rows in by_round.items()}
+        if len(by_round) > 1 and asked[max(asked)] < max(asked.values()):
             del by_round[max(by_round)]
     return values
 

@@ -126,6 +126,17 @@ def test_a_round_half_written_in_clients_csv_does_not_count(folder: Path) -> Non
     assert np.isfinite(run.accuracy).all()
 
 
+def test_a_last_round_with_a_silent_client_counts(folder: Path) -> None:
+    rows, records = folder / "clients.csv", folder / "metrics.jsonl"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))
+    *before, last = (json.loads(line) for line in records.read_text().splitlines())
+    silent = len(json.loads((folder / "clients.json").read_text())) - 1
+    records.write_text("".join(json.dumps(record) + "\n" for record in [*before, {**last, "silent": [silent]}]))
+    (run,), _ = read_run(folder)
+    assert run.evaluations[-1].round == last["round"]
+    assert np.isnan(run.accuracy).tolist() == [False] * silent + [True]
+
+
 def test_names_come_from_the_folder_where_nothing_else_says_them(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "digits" / "fedavg" / "3", algorithm="fedavg", seed=3, rounds=2)
     for name in ("config.toml", "summary.json"):
