@@ -130,7 +130,7 @@ def group(runs: Iterable[Run], *, expect_running: bool = False) -> Grouped:
 
 def display(algorithm: str) -> str:
     """Return the name of an algorithm as its paper prints it."""
-    return DISPLAY.get(algorithm, algorithm)
+    return " + ".join(DISPLAY.get(part, part) for part in algorithm.split("+"))
 
 
 def settings(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
@@ -220,6 +220,8 @@ def _experiment_names(names: Sequence[str]) -> list[str]:
 
 def _rank(algorithm: str) -> float:
     # methods without a place of their own stand before DQN-Fed and its ablations, which close the table as in the paper
+    if "+" in algorithm:  # fedcorr+NAME comes after NAME
+        return _rank(algorithm.partition("+")[2]) + 0.25
     return ORDER.index(algorithm) if algorithm in ORDER else ORDER.index("server-lbfgs") - 0.5
 
 

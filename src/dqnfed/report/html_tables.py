@@ -11,6 +11,7 @@ import numpy as np
 
 from dqnfed.report.comparison import Experiment
 from dqnfed.report.measures import MEASURE, Measure, measures
+from dqnfed.report.noise import NOISE_MEASURES, corrected_pairs, noise_values
 from dqnfed.report.reader import Run
 from dqnfed.report.significance import Paired, against_reference
 from dqnfed.report.table_formats import MARK, Printed, compared
@@ -80,6 +81,38 @@ def paper_html(experiment: Experiment) -> str:
         caption += f" {MARK}: the printed value cannot be true."
         reasons = f"<details><summary>Why marked values cannot be true</summary><ul>{reasons}</ul></details>"
     return f"<h3>Beside the paper</h3>{_table(caption, heads, rows, style='stacked printed')}{reasons}"
+
+
+def noise_html(experiment: Experiment) -> str:
+    """Return what methods found of labels that were made wrong, and fairness without and with it; else empty."""
+    values = [[noise_values(run) for run in method.runs] for method in experiment.methods]
+    if not any(found for runs in values for found in runs):
+        return ""
+    columns = [
+        [over_seeds([found.get(measure.key, math.nan) for found in runs]) for runs in values]
+        for measure in NOISE_MEASURES
+    ]
+    rows = _method_rows(experiment, columns, NOISE_MEASURES)
+    caption = "Training labels made wrong on purpose: shares of all labels, and what was found and corrected."
+    table = _table(caption, [_head(measure) for measure in NOISE_MEASURES], rows, style="stacked")
+    return table + _corrected_html(experiment)
+
+
+def _corrected_html(experiment: Experiment) -> str:
+    pairs = corrected_pairs(experiment)
+    if not pairs:
+        return ""
+    heads = [head for key in TESTED for head in (_head(MEASURE[key]), _plain("corrected"))]
+    rows = []
+    for alone, corrected in pairs:
+        cells = []
+        for key in TESTED:
+            for method in (alone, corrected):
+                found = [run.measures().get(key, math.nan) for run in method.runs]
+                cells.append(_cell(over_seeds(found), MEASURE[key]))
+        rows.append((alone.label, cells))
+    caption = f"{experiment.score.capitalize()} over clients, without and with FedCorr before the method."
+    return "<h3>Without and with label correction</h3>" + _table(caption, heads, rows, style="stacked printed")
 
 
 def groups_html(experiment: Experiment) -> str:

@@ -102,7 +102,8 @@ def article(experiment: Experiment, i: int) -> str:
         i=str(i),
         name=escape(experiment.name),
         no_parts="" if tables["groups"] or tables["classes"] else "hidden",
-        settings=sections.settings_html(experiment),
+        no_noise="" if tables["noise"] else "hidden",
+        settings=searches_html(experiment.runs) + sections.settings_html(experiment),
     )
 
 
@@ -133,6 +134,7 @@ def _tables(experiment: Experiment) -> dict[str, str]:
         "significance": html_tables.significance_html(experiment),
         "paper": html_tables.paper_html(experiment),
         "groups": html_tables.groups_html(experiment),
+        "noise": html_tables.noise_html(experiment),
         "classes": html_tables.classes_html(experiment),
     }
 
