@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.graphed_sgd import capturing
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import map_tensors, tensors
 from dqnfed.sim.cohort import Answers, Vectorised
@@ -63,7 +64,7 @@ class GraphedFunction:
                 self._function(*places)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             answers = self._function(*places)
         return graph, places, answers
 

@@ -18,7 +18,7 @@ from dqnfed.sim.cohort import Answers, stacked_answers
 class Streams:
     """For models whose small steps leave most of a GPU idle, and whose layers do not vectorise well: convolutions."""
 
-    n_streams: int = 4
+    n_streams: int = 5  # ten clients, the usual cohort, then share them evenly
     _streams: list[torch.cuda.Stream] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
@@ -53,6 +53,6 @@ def shared_out(sizes: Sequence[int], n_lanes: int) -> list[tuple[int, int]]:
     return order
 
 
-def streams(n_streams: int = 4) -> Streams:
+def streams(n_streams: int = 5) -> Streams:
     """Return the runner for convolutional networks on a GPU."""
     return Streams(n_streams)
