@@ -19,6 +19,16 @@ from dqnfed.experiments.experiment import run_experiment
 COMMAND = [sys.executable, "-m", "dqnfed.cli"]
 
 
+WRONG_LABELS = """
+[data.noise]
+share = 0.4
+level_low = 0.5
+
+[algorithms.fedcorr]
+sweeps = 1
+fine_tuning = 8
+"""
+
 EXPERIMENT = """
 name = "digits by hand"
 
@@ -57,6 +67,7 @@ class Experiment:
         self.file = folder / "experiment.toml"
         self.file.write_text(
             EXPERIMENT.format(rounds=rounds, participation=participation, checkpoint_seconds=checkpoint_seconds)
+            + (WRONG_LABELS if algorithm.startswith("fedcorr") else "")
         )
 
     def command(self, out: Path) -> list[str]:
@@ -125,6 +136,14 @@ def survives(experiment: Experiment, tmp_path: Path, *, n_kills: int) -> None:
 def test_killed_twice_and_resumed(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path, "dqn-fed", rounds=40, checkpoint_seconds=0.1, participation=0.3)
     survives(experiment, tmp_path, n_kills=2)
+
+
+def test_killed_while_labels_are_corrected_and_resumed(tmp_path: Path) -> None:
+    """Rounds 0 to 13 are the sweep, 14 to 21 fine-tuning, 22 the correction: random kills fall into any of them."""
+    experiment = Experiment(tmp_path, "fedcorr+dqn-fed", rounds=40, checkpoint_seconds=0.1, participation=0.5)
+    survives(experiment, tmp_path, n_kills=2)
+    noise = [(tmp_path / name / "noise.json").read_bytes() for name in ("killed", "straight")]
+    assert noise[0] == noise[1]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from functools import cache
@@ -33,6 +34,8 @@ MINIATURES: dict[str, Callable[[Path], None]] = {
     "clothing1m": official.clothing1m,
 }
 
+NOISY = ("cifar10-noisy", "fashion-mnist-noisy", "digits-noisy", "clothing1m")
+
 FEW_WINDOWS = [
     "data.clients=2", "data.min_examples=450", "data.max_examples=410", "train.batch_size=128", "model.hidden=8"
 ]  # fmt: skip
@@ -54,6 +57,8 @@ SMALLER: dict[str, list[str]] = {
     "fashion-mnist": ["model.hidden=[16, 16]"],
     "cinic10": ["data.clients=3", "data.min_examples=6", "model.width=4"],
     "tinyimagenet": ["data.clients=2", "data.min_examples=6", "model.width=4"],
+    "cifar10-noisy": ["data.clients=4", "train.participation=0.5", "train.epochs=1", "model.width=4"],
+    "fashion-mnist-noisy": ["data.clients=4", "train.participation=0.5", "model.hidden=[16]"],
     "clothing1m": [
         "data.clients=3", "data.per_class=2", "data.side=32", "train.participation=0.7", "train.epochs=1",
         "model.width=4", "model.blocks=[1, 1, 1, 1]",
@@ -124,10 +129,33 @@ def test_presets_run_on_a_miniature(preset: str, method: str, miniature: Callabl
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
+@pytest.mark.parametrize("preset", NOISY)
+def test_label_correction_goes_through_all_its_stages_on_a_miniature(
+    preset: str, miniature: Callable[[str], Path], tmp_path: Path
+) -> None:
+    stages = ["algorithms.fedcorr.sweeps=1", "algorithms.fedcorr.fine_tuning=1", "algorithms.fedcorr.neighbours=3"]
+    dataset = read_config(preset).data.name
+    few = ["data.clients=4", "train.epochs=1"] if dataset == "digits" else SMALLER[preset]
+    folder = tmp_path if dataset == "digits" else miniature(dataset)
+    changes = [*few, *stages, f'data.dir="{folder}"', "train.rounds=9", "eval.every=9", 'run.device="cpu"']
+    config = read_config(preset, changes).with_algorithm("fedcorr+dqn-fed")
+    result = run_experiment(config, tmp_path / "run")
+    assert result.summary["rounds"] == 9
+    assert torch.isfinite(result.theta).all()
+    assert [record["status"] for record in result.history[1:3]] == ["hold", "next"]  # a greeting, then visits
+    if config.data.noise is None:
+        assert "noise" not in result.summary  # the wrong labels of real photographs are nobody's to count
+    else:
+        written = json.loads((tmp_path / "run" / "noise.json").read_text())
+        assert written["summary"] == json.loads((tmp_path / "run" / "summary.json").read_text())["noise"]
+        assert written["summary"]["labels"] == sum(row["n"] for row in written["clients"])
+
+
 @pytest.mark.parametrize("preset", NEEDS_FILES)
 def test_data_stay_bytes_until_the_device(preset: str, miniature: Callable[[str], Path]) -> None:
     config = small(preset, miniature(read_config(preset).data.name))
-    problem, federation, _ = build_problem(config)
+    built = build_problem(config)
+    problem, federation = built.problem, built.federation
     assert federation.train.inputs.dtype == torch.uint8
     outputs = problem.predict(problem.theta0, federation.test.inputs[:2])
     assert outputs.shape == (2, federation.n_classes)
@@ -135,7 +163,7 @@ def test_data_stay_bytes_until_the_device(preset: str, miniature: Callable[[str]
 
 
 def test_the_fashion_clients_are_named_by_their_class(miniature: Callable[[str], Path]) -> None:
-    _, federation, _ = build_problem(small("fashion-mnist", miniature("fashion_mnist")))
+    federation = build_problem(small("fashion-mnist", miniature("fashion_mnist"))).federation
     assert federation.names == ("T-shirt", "pullover", "shirt")
     assert federation.label_counts() == [{0: 20}, {1: 20}, {2: 20}]
     assert federation.train.inputs.shape[1:] == (1, 28, 28)
