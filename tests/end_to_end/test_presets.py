@@ -60,8 +60,8 @@ SMALLER: dict[str, list[str]] = {
     "cifar10-noisy": ["data.clients=4", "train.participation=0.5", "train.epochs=1", "model.width=4"],
     "fashion-mnist-noisy": ["data.clients=4", "train.participation=0.5", "model.hidden=[16]"],
     "clothing1m": [
-        "data.clients=3", "data.per_class=2", "data.side=32", "train.participation=0.7", "train.epochs=1",
-        "model.width=4", "model.blocks=[1, 1, 1, 1]",
+        "data.clients=3", "data.min_examples=3", "data.per_class=2", "data.side=32", "train.participation=0.7",
+        "train.epochs=1", "model.width=4", "model.blocks=[1, 1, 1, 1]",
     ],
 }  # fmt: skip
 

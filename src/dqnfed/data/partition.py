@@ -25,6 +25,7 @@ def partition(
     shards_per_client: int = 2,
     beta: float = 0.5,
     capped: bool = True,
+    presence: float = 1.0,
     classes_per_client: int = 5,
     min_examples: int = 10,
     max_examples: int | None = None,
@@ -66,9 +67,17 @@ def partition(
             settings |= {"shards_per_client": shards_per_client}
         elif scheme == "dirichlet":
             chosen = dirichlet(
-                labels, n_clients, rng, beta=beta, min_examples=min_examples, capped=capped, max_tries=max_tries
+                labels,
+                n_clients,
+                rng,
+                beta=beta,
+                min_examples=min_examples,
+                capped=capped,
+                presence=presence,
+                max_tries=max_tries,
             )
             settings |= {"beta": beta, "min_examples": min_examples, "capped": capped, "max_tries": max_tries}
+            settings |= {} if presence == 1 else {"presence": presence}
         else:
             chosen = classes(labels, n_clients, rng, classes_per_client=classes_per_client)
             settings |= {"classes_per_client": classes_per_client}
@@ -121,16 +130,20 @@ def dirichlet(
     beta: float,
     min_examples: int,
     capped: bool = True,
+    presence: float = 1.0,
     max_tries: int = 1000,
 ) -> list[Indices]:
     """Return clients among whom every class is shared out in proportions drawn from Dirichlet(beta).
 
     Class-wise draw with the balancing step of Wang et al. (ICLR 2020) when `capped`: a client that already holds its
-    equal share takes nothing from later classes. Draws with a client below `min_examples` are rejected, `max_tries`
-    times at most.
+    equal share takes nothing from later classes. With `presence` below 1 a class is shared out among those clients only
+    that may hold it, each with this probability and every client at least one class (Xu et al., CVPR 2022). Draws with
+    a client below `min_examples` are rejected, `max_tries` times at most.
     """
     if not beta > 0:
         raise DataError(f"beta of a Dirichlet partition must be positive, got {beta}.")
+    if not 0 < presence <= 1:
+        raise DataError(f"presence must be a probability in (0, 1], got {presence}.")
     if min_examples * n_clients > len(labels):
         raise DataError(
             f"{n_clients} clients with at least {min_examples} examples each need {min_examples * n_clients} "
@@ -141,7 +154,8 @@ def dirichlet(
     class_sizes = np.array([len(members) for members in by_class])
     largest_minimum = -1
     for _ in range(max_tries):
-        cuts = dirichlet_cuts(class_sizes, n_clients, rng, beta=beta, capped=capped)
+        may_hold = present_classes(len(class_sizes), n_clients, rng, presence)
+        cuts = dirichlet_cuts(class_sizes, n_clients, rng, beta=beta, capped=capped, may_hold=may_hold)
         smallest = int(np.diff(cuts, axis=1).sum(axis=0).min())
         if smallest >= min_examples:
             return shared_out(by_class, cuts, rng)
@@ -153,8 +167,24 @@ def dirichlet(
     )
 
 
+def present_classes(n_classes: int, n_clients: int, rng: np.random.Generator, presence: float) -> np.ndarray:
+    """Return [C, K] which client may hold which class; nobody is without one, and no class without anybody."""
+    if presence == 1:
+        return np.ones((n_classes, n_clients), dtype=bool)
+    may_hold = rng.random((n_classes, n_clients)) < presence
+    may_hold[rng.integers(n_classes, size=n_clients), np.arange(n_clients)] |= ~may_hold.any(axis=0)
+    may_hold[np.arange(n_classes), rng.integers(n_clients, size=n_classes)] |= ~may_hold.any(axis=1)
+    return may_hold
+
+
 def dirichlet_cuts(
-    class_sizes: np.ndarray, n_clients: int, rng: np.random.Generator, *, beta: float, capped: bool
+    class_sizes: np.ndarray,
+    n_clients: int,
+    rng: np.random.Generator,
+    *,
+    beta: float,
+    capped: bool,
+    may_hold: np.ndarray,
 ) -> np.ndarray:
     """Return [C, K + 1] cut points: client k takes the members cuts[c, k] to cuts[c, k + 1] of class c."""
     equal_share = class_sizes.sum() / n_clients
@@ -162,11 +192,13 @@ def dirichlet_cuts(
     cuts = np.zeros((len(class_sizes), n_clients + 1), np.int64)
     shares = dirichlet_shares(len(class_sizes), n_clients, rng, beta)
     for c, size in enumerate(class_sizes):
-        share = np.where(held < equal_share, shares[c], 0.0) if capped else shares[c]
+        has_room = may_hold[c] & ((held < equal_share) if capped else True)
+        share = np.where(has_room, shares[c], 0.0)
         if share.sum() <= 0:  # everybody drawn is full: those with room share equally (rare, tiny beta)
-            share = (held < equal_share).astype(float)
+            share = (has_room if has_room.any() else may_hold[c]).astype(float)
         cuts[c, 1:] = (np.cumsum(share) / share.sum() * size).astype(np.int64)
-        cuts[c, -1] = size
+        last = -1 if may_hold[c].all() else 1 + int(np.flatnonzero(share)[-1])  # who gets what rounding left over
+        cuts[c, last:] = size
         held += np.diff(cuts[c])
     return cuts
 

@@ -42,6 +42,7 @@ class DataBlock(Block):
     shards_per_client: int = Field(default=2, ge=1)
     beta: float = Field(default=0.5, gt=0)
     capped: bool = True  # Dirichlet: a client that has its share gets no more
+    presence: float = Field(default=1.0, gt=0, le=1)  # Dirichlet: probability that a client may hold a class at all
     classes_per_client: int = Field(default=5, ge=1)
     min_examples: int = Field(default=10, ge=1)
     max_examples: int | None = Field(default=None, ge=1)

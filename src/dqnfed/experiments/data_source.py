@@ -91,6 +91,7 @@ def dealt(data: DataBlock, seed: int) -> tuple[RawData, Manifest]:
         shards_per_client=data.shards_per_client,
         beta=data.beta,
         capped=data.capped,
+        presence=data.presence,
         classes_per_client=data.classes_per_client,
         min_examples=data.min_examples,
         max_examples=data.max_examples,

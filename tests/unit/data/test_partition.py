@@ -19,6 +19,7 @@ SCHEMES: list[tuple[Scheme, dict[str, Any]]] = [
     ("shards", {"shards_per_client": 2}),
     ("dirichlet", {"beta": 0.5}),
     ("dirichlet", {"beta": 0.1, "capped": False}),
+    ("dirichlet", {"beta": 10.0, "capped": False, "presence": 0.7}),
     ("classes", {"classes_per_client": 3}),
 ]
 
@@ -212,3 +213,20 @@ def test_impossible_wishes_get_an_answer(
 ) -> None:
     with pytest.raises(DataError, match=message):
         partition(balanced(100, 10), scheme, n_clients, 0, **settings)
+
+
+@pytest.mark.parametrize("presence", [0.05, 0.3, 0.7])
+def test_a_class_is_shared_out_among_those_who_may_hold_it(presence: float) -> None:
+    """With Dirichlet(10) nearly everybody who may hold a class does; nobody else holds any, and none is without."""
+    raw, n_clients = balanced(20_000, 14), 40
+    counts = partition(
+        raw, "dirichlet", n_clients, 0, beta=10.0, capped=False, presence=presence, min_examples=1
+    ).label_counts(raw)
+    held_classes = (counts > 0).sum(axis=1)
+    assert held_classes.min() >= 1
+    assert (counts > 0).any(axis=0).all()
+    expected = max(presence, 1 / 14)
+    spread = np.sqrt(presence * (1 - presence) / (14 * n_clients))
+    assert expected - 4 * spread < held_classes.mean() / 14 < expected + 4 * spread + 1 / 14
+    with pytest.raises(DataError, match=r"presence must be a probability in \(0, 1\], got 0"):
+        partition(raw, "dirichlet", n_clients, 0, presence=0.0)
