@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,7 +89,11 @@ def screen(
     factors = np.ones(len(kept))
     if len(kept) and measured is not None:
         longest = policy.max_update_norm * float(np.median(lengths[kept]))
-        factors = np.minimum(1.0, longest / lengths[kept])
+        clipped = np.minimum(lengths[kept], longest)
+        squarable = clipped < 0.1 * math.sqrt(torch.finfo(measured.dtype).max)
+        dropped += [(k, "update is too long to be squared") for k in kept[~squarable]]
+        factors = (clipped / lengths[kept])[squarable]
+        kept = kept[squarable]
     return Screened(torch.as_tensor(kept), torch.as_tensor(factors), [(int(k), why) for k, why in dropped])
 
 

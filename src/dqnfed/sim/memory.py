@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.algorithm import AnyAlgorithm, Empty
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import (
     concatenated,
@@ -58,6 +58,8 @@ class MemoryStore:
 
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
+        if self.kind is Empty:
+            return Empty(self._problem.theta0.new_zeros(len(clients), 0))
         if self.unsettled:  # later phases ask those who took part in the one before
             before, memory = self.unsettled[-1]
             return memory if len(before) == len(clients) else gather(memory, torch.searchsorted(before, clients))
@@ -77,7 +79,7 @@ class MemoryStore:
 
     def put(self, clients: Tensor, memory: Any) -> None:
         """Keep the clients' memories."""
-        if len(clients) == 0:
+        if len(clients) == 0 or self.kind is Empty:
             return
         if self._apart:
             self._gather_apart()
@@ -116,6 +118,8 @@ class MemoryStore:
 
     def keep(self, clients: Sequence[int], memories: Sequence[Any]) -> None:
         """Keep the clients' memories as they are, without a copy."""
+        if self.kind is Empty:
+            return
         self._is_shared = True  # a memory that did not change is a view of its row
         self._apart.update(zip(clients, memories, strict=True))
 
