@@ -19,6 +19,7 @@ from dqnfed.report import html_tables, sections
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
+from dqnfed.report.searches import searches_html
 from dqnfed.report.tables import tabulate, terminal_table
 
 PAGE_COLUMNS = ("mean", "std", "worst5", "worst10", "best5", "best10", "angle", "kl", "jain", "improved")
@@ -133,8 +134,8 @@ def _tables(experiment: Experiment) -> dict[str, str]:
         "size": html_tables.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}."),
         "significance": html_tables.significance_html(experiment),
         "paper": html_tables.paper_html(experiment),
-        "groups": html_tables.groups_html(experiment),
         "noise": html_tables.noise_html(experiment),
+        "groups": html_tables.groups_html(experiment),
         "classes": html_tables.classes_html(experiment),
     }
 
