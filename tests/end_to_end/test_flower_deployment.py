@@ -33,10 +33,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     made.environment["PYTHONPATH"] = str(ROOT)  # for clients that are told to fail
     try:
         made.start_superlink()
+        made.register([f"key{client}" for client in range(N_CLIENTS)])
         for client in range(N_CLIENTS):
-            made.register(f"key{client}")
-            start_client(made, client)
-        made.wait_for_nodes(N_CLIENTS)
+            start_client(made, client)  # the server waits until all are online
         yield made
     finally:
         made.close()
@@ -87,15 +86,24 @@ def test_dqn_fed_over_tls_equals_the_simulator_and_strangers_are_refused(deploym
     new_app(app, clients=N_CLIENTS)
     write_node_key(deployment.folder / "stranger")
     deployment.start_node("unregistered", "stranger", "partition-id=0")
-    deployment.start_node("keyless", None, "partition-id=0")
     deployment.start_node("plaintext", "key0", "partition-id=0", is_plaintext=True)
     result = deployed(deployment, app, EXACT, rounds=3)
-    for name in ("unregistered", "keyless", "plaintext"):
-        assert deployment.ended(name) not in (0, None), f"{name} was not refused:\n{deployment.log(name)}"
-        deployment.stop(name)
+    assert_refused(deployment, "unregistered", "plaintext")
     assert result.summary["rounds"] == 3
     assert result.summary["n_dropped"] == 0
     assert_same_model(result, simulated(app, EXACT, 3))
+
+
+def assert_refused(deployment: Deployment, *names: str) -> None:
+    for name in names:
+        assert deployment.ended(name) not in (0, None), f"{name} was not refused:\n{deployment.log(name)}"
+        deployment.stop(name)
+
+
+@pytest.mark.slow
+def test_a_node_without_a_key_is_refused(deployment: Deployment) -> None:
+    deployment.start_node("keyless", None, "partition-id=0")
+    assert_refused(deployment, "keyless")
 
 
 @pytest.mark.slow

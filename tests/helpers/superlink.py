@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,17 @@ class Deployment:
         self.start("superlink", ["flower-superlink", *arguments, "--database", "state.db"])
         self.wait_until(lambda: is_listening(self.port), "the SuperLink listens")
 
-    def register(self, key: str) -> None:
-        """Make a node key and register its public half."""
-        write_node_key(self.folder / key)
-        done = self.flwr("supernode", "register", str(self.folder / f"{key}.pub"), "tls")
-        assert done.returncode == 0, done.stdout + done.stderr
+    def register(self, keys: Sequence[str]) -> None:
+        """Make node keys and register their public halves, all at once: most of it is the command's start."""
+        for key in keys:
+            write_node_key(self.folder / key)
+
+        def registered(key: str) -> subprocess.CompletedProcess[str]:
+            return self.flwr("supernode", "register", str(self.folder / f"{key}.pub"), "tls")
+
+        with ThreadPoolExecutor(len(keys)) as pool:
+            for done in pool.map(registered, keys):
+                assert done.returncode == 0, done.stdout + done.stderr
 
     def start_node(self, name: str, key: str | None, node_config: str, *, is_plaintext: bool = False) -> None:
         """Start a SuperNode with the given key."""
@@ -121,7 +128,7 @@ class Deployment:
         """Return the exit status of a process that should not last; None: it is still there."""
         end = time.monotonic() + PATIENCE
         while self._running[name].poll() is None and time.monotonic() < end:
-            time.sleep(0.5)
+            time.sleep(0.2)
         return self._running[name].poll()
 
     def log(self, name: str) -> str:
@@ -133,7 +140,7 @@ class Deployment:
             dead = [name for name, process in self._running.items() if process.poll() is not None]
             assert not dead, f"{dead[0]} ended while waiting until {what}:\n{self.log(dead[0])[-3000:]}"
             assert time.monotonic() < end, f"waited {PATIENCE:g} s in vain until {what}"
-            time.sleep(1.0)
+            time.sleep(0.2)
 
     def kill_server_apps(self) -> None:
         """End server apps: they have sessions of their own, and outlive their SuperLink."""

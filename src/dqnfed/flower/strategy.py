@@ -49,6 +49,7 @@ from dqnfed.sim.state import Evaluation, Setup, State
 logger = logging.getLogger("dqnfed")
 flower_log = logging.getLogger("flwr")  # what `flwr run --stream` shows
 POLL_SECONDS = 1.0  # between two looks at who is online
+SETTLING_SECONDS = 10.0  # without a new node after which those that are there are asked who they are
 
 
 class Strategy(FlowerStrategy):
@@ -314,12 +315,20 @@ class Strategy(FlowerStrategy):
         """Return who the clients are, when all are there; a run that goes on knows them from its folder."""
         server = self._algorithm.init_server(self._problem, self._roster.n_clients)
         end = time.monotonic() + self._wait
+        seen, changed, is_asked = set[int](), time.monotonic(), False
         while missing := self._roster.missing():
-            self._meet(server, -1, with_scores=True)
-            if not self._roster.missing() or time.monotonic() > end:
+            online, now = set(self._grid.get_node_ids()), time.monotonic()
+            if online != seen:
+                seen, changed, is_asked = online, now, False
+            all_here = len(self._roster.strangers(online)) >= len(missing)
+            if not is_asked and (all_here or now > min(end, changed + SETTLING_SECONDS)):  # all at once if possible
+                self._meet(server, -1, with_scores=True)
+                is_asked = True
+            elif now > end:
                 break
-            flower_log.info("dqnfed: waiting for clients %s", missing)
-            time.sleep(POLL_SECONDS)
+            else:
+                flower_log.info("dqnfed: waiting for clients %s", missing)
+                time.sleep(POLL_SECONDS)
         members = {**self._members_before(), **self._roster.members}
         absent = [client for client in range(self._roster.n_clients) if client not in members]
         if absent or not self._roster.members:
