@@ -231,7 +231,9 @@ def run_experiment(
         resume=resume,
     )
     if experiment.truth is not None and out is not None:
-        result.summary["noise"] = write_noise_record(out, experiment.truth, experiment.federation)
+        result.summary["noise"] = write_noise_record(
+            out, experiment.truth, experiment.federation, per_client=config.eval.metrics == "per-client"
+        )
         RunFolder(out).finish(result.summary)
     return result
 

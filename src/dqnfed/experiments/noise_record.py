@@ -14,9 +14,11 @@ from dqnfed.data.label_noise import Truth
 NOISE_FILE = "noise.json"
 
 
-def write_noise_record(folder: Path, truth: Truth, federation: Federation) -> dict[str, Any]:
+def write_noise_record(folder: Path, truth: Truth, federation: Federation, *, per_client: bool) -> dict[str, Any]:
     """Write `noise.json` into a run's folder and return its summary; the labels are those of the last checkpoint."""
     record = noise_record(truth, federation, _last_state(folder))
+    if not per_client:
+        del record["clients"]
     write_atomically(folder / NOISE_FILE, json_text(record))
     summary: dict[str, Any] = record["summary"]
     return summary

@@ -104,7 +104,7 @@ def test_without_mixing_and_pull_a_visit_is_fedavgs_local_work() -> None:
     batches = draw_batches(8, epochs=3, batch_size=3, generator=seed_for(0))
     task = task_of((inputs, targets), case.problem, batches=batches)
     theta = case.problem.theta0 + 0.1
-    settings = {"momentum": 0.5, "weight_decay": 0.01}
+    settings: dict[str, Any] = {"momentum": 0.5, "weight_decay": 0.01}
     expected = local_sgd(case.problem, task, theta, **settings)
     found = mixed_sgd(case.problem, task, targets, theta, pull=0.0, mixup=0.0, seed=0, **settings)
     assert relative_distance(found, expected) < 1e-13
@@ -113,7 +113,7 @@ def test_without_mixing_and_pull_a_visit_is_fedavgs_local_work() -> None:
 @pytest.mark.parametrize("inner", ["fedavg", "dqn-fed", "qffl", "ditto", "scaffold", "fednl-diag", "afl"])
 def test_without_sweeps_it_is_the_finishing_method_to_the_bit(inner: str) -> None:
     case = network_bowl()
-    settings = {"lr": 0.05, "epochs": 2, "batch_size": 4}
+    settings: dict[str, Any] = {"lr": 0.05, "epochs": 2, "batch_size": 4}
     alone = run(REGISTRY[inner](**settings), case.problem, case.federation, rounds=4, participation=0.7)
     combined = method(inner, sweeps=0, momentum=0.0, **settings)
     found = run(combined, case.problem, case.federation, rounds=4, participation=0.7)

@@ -17,19 +17,13 @@ from dqnfed.experiments.experiment import build_algorithm, build_problem, method
 from dqnfed.experiments.noise_record import noise_record
 
 NOISE = ["data.noise.share=0.5", "data.noise.level_low=0.5"]
-QUICK = [
-    "data.clients=6",
-    "train.rounds=10",
-    "train.epochs=1",
-    "eval.every=10",
-    "data.limit=300",
-    "data.noise.share=0.7",
-]
+QUICK = ["data.clients=6", "train.rounds=10", "train.epochs=1", "eval.every=10"]
+DATA = ["data.limit=300", "data.noise.share=0.7"]
 STAGES = ["algorithms.fedcorr.sweeps=1", "algorithms.fedcorr.fine_tuning=1"]
 
 
 def small(*changes: str, method: str = "fedcorr+dqn-fed") -> Config:
-    return read_config("digits-noisy", [*QUICK, *STAGES, *changes]).with_algorithm(method)
+    return read_config("digits-noisy", [*QUICK, *DATA, *STAGES, *changes]).with_algorithm(method)
 
 
 def test_the_record_counts_what_was_found() -> None:
@@ -83,6 +77,11 @@ def test_the_truth_is_not_what_is_trained_on(tmp_path: Path) -> None:
         ".lock", "clients.csv", "clients.json", "config.toml", "env.json", "metrics.jsonl", "model.safetensors",
         "noise.json", "summary.json",
     }  # fmt: skip
+
+
+def test_where_only_aggregates_may_be_written_no_client_is_in_the_record(tmp_path: Path) -> None:
+    run_experiment(small('eval.metrics="aggregate-only"'), tmp_path)
+    assert set(json.loads((tmp_path / "noise.json").read_text())) == {"noise", "summary"}
 
 
 def test_seeds_of_the_noise() -> None:
