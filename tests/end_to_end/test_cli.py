@@ -134,6 +134,12 @@ def test_dry_run_writes_nothing(dqnfed, tmp_path: Path) -> None:  # type: ignore
     assert list(tmp_path.iterdir()) == []
 
 
+def test_verbose_tells_of_checkpoints(dqnfed) -> None:  # type: ignore[no-untyped-def]
+    ended = dqnfed("run", "digits", "--rounds", "2", "--set", "run.checkpoint_seconds=0", "-v", "--out", "told")
+    assert ended.code == 0
+    assert [round for round in (0, 1) if f"checkpoint after round {round}" in ended.err] == [0, 1]
+
+
 def test_doctor_finds_nothing_wrong(dqnfed) -> None:  # type: ignore[no-untyped-def]
     ended = dqnfed("doctor")
     assert ended.code == 0

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from dqnfed.algorithms.common_descent_messages import Models
 from dqnfed.algorithms.dqn_fed import MAX_HESSIAN, newton_direction
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, check_choice, check_range
 from dqnfed.core.gradients import loss_gradient
@@ -18,11 +19,6 @@ from dqnfed.maths.quasi_newton import Pairs, empty_pairs, lbfgs_direct_rate, lbf
 
 
 class LiteralServer(NamedTuple):
-    theta: Tensor  # [n]
-    theta_before: Tensor  # [n]
-
-
-class Models(NamedTuple):
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]
 

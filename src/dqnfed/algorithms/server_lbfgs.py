@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dqnfed.algorithms.common_descent_messages import Models, Probe
 from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
 from dqnfed.core.gradients import loss_gradient
 from dqnfed.core.problem import Problem, Task
@@ -35,20 +36,6 @@ class LBFGSServer(NamedTuple):
     pairs: Pairs  # [m, n]
     direction: Tensor  # [n]  of the first step, while its curvature is probed
     probing: Tensor  # []
-
-
-class Models(NamedTuple):
-    """The model and the one before, for cohorts that change from round to round."""
-
-    theta: Tensor  # [n]
-    theta_before: Tensor  # [n]
-
-
-class Probe(NamedTuple):
-    """The model and a point close by along the first step."""
-
-    theta: Tensor  # [n]
-    nearby: Tensor  # [n]
 
 
 class LBFGSUpdate(NamedTuple):

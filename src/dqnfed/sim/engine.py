@@ -354,6 +354,7 @@ def _save(folder: RunFolder, setup: Setup, state: State) -> None:
     if setup.evaluation.metrics == "aggregate-only":
         state = replace(state, losses=torch.full_like(state.losses, torch.nan))
     save_checkpoint(folder.path / "checkpoint", state, _identity(setup))
+    logger.info("checkpoint after round %d", state.round - 1)
 
 
 def _identity(setup: Setup) -> Record:
