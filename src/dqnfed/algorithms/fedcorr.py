@@ -16,7 +16,7 @@ NAME = "fedcorr"
 
 @dataclass(frozen=True, kw_only=True)
 class FedCorr(LabelCorrection):
-    r"""Finds noisy clients and corrects their labels before the training proper (Xu et al., CVPR 2022).
+    r"""Corrects wrong labels, then trains as FedAvg, or as any method: fedcorr+NAME (Xu et al., CVPR 2022).
 
     Objective: that of the finishing method, on labels that are right more often. `fedcorr` finishes with FedAvg,
     `fedcorr+NAME` with the method NAME, whose hyper-parameters stand beside these.

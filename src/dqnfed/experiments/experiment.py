@@ -157,8 +157,15 @@ def problem_kind(config: Config) -> str:
 
 
 def suitable_algorithms(kind: str) -> list[str]:
-    """Return the methods that suit the problem and do not declare that they diverge."""
-    return [name for name, method in REGISTRY.items() if kind in method.suits and not method.diverges]
+    """Return the methods that suit the problem and do not declare that they diverge.
+
+    Label correction is asked for by name: its sweeps would fill most of a run that has no wrong labels.
+    """
+    return [
+        name
+        for name, method in REGISTRY.items()
+        if kind in method.suits and not method.diverges and not issubclass(method, LabelCorrection)
+    ]
 
 
 def chosen_device(name: str) -> torch.device:
