@@ -43,7 +43,20 @@ def row(stacked: T, k: int) -> T:
 
 def gather(stacked: T, index: Tensor) -> T:
     """Return the stacked record that holds the rows named by the index."""
-    return map_tensors(lambda t: t.index_select(0, index.to(t.device)), stacked)
+    there = on_devices(index)
+    return map_tensors(lambda t: t.index_select(0, there(t.device)), stacked)
+
+
+def on_devices(index: Tensor) -> Callable[[torch.device], Tensor]:
+    """Return a function that gives the index on a device, and moves it there once only."""
+    moved: dict[torch.device, Tensor] = {}
+
+    def there(device: torch.device) -> Tensor:
+        if device not in moved:
+            moved[device] = index.to(device)
+        return moved[device]
+
+    return there
 
 
 def concatenated(parts: Sequence[T]) -> T:

@@ -18,6 +18,7 @@ from dqnfed.core.tensors import (
     map_tensors,
     n_rows,
     named_tensors,
+    on_devices,
     row,
     stack,
     tensors,
@@ -93,12 +94,9 @@ class MemoryStore:
         if bool(known.any()):
             if self._is_shared:
                 self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
-            index, chosen = self.row_of[clients[known]], known.nonzero().flatten()
-
-            def overwrite(mine: Tensor, theirs: Tensor) -> Tensor:
-                return mine.index_copy_(0, index.to(mine.device), theirs.index_select(0, chosen.to(mine.device)))
-
-            map_tensors(overwrite, self.rows, memory)
+            index = on_devices(self.row_of[clients[known]])
+            chosen = memory if bool(known.all()) else gather(memory, known.nonzero().flatten())
+            map_tensors(lambda mine, new: mine.index_copy_(0, index(mine.device), new), self.rows, chosen)
         if not bool(known.all()):
             newcomers = (~known).nonzero().flatten()
             n_before = 0 if self.rows is None else n_rows(self.rows)
