@@ -82,6 +82,8 @@ def planned(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         f'run.device="{options.device}"',
                         'run.cohort="looped"' if options.device == "cpu" else 'run.cohort="auto"',
                         "run.threads=1",
+                        "eval.every=25",
+                        "eval.participants=false",
                         f"data.dir={json.dumps(str(options.data_dir))}",
                         *([] if method.startswith("fedcorr") else [f"train.rounds={options.plain_rounds}"]),
                         *options.changes,

@@ -47,8 +47,9 @@ class FedCorr(LabelCorrection):
     the lower Gaussian's mean is never noisy, however wide the higher one is. Unlike the paper, all clients are clean
     unless two Gaussians explain the scores better than one (Bayesian information criterion), since a mixture splits any
     set of numbers; `split = "always"` is the paper's. The order of visits is the same in every run, since the seed
-    deals the clients anew. A client compares its own score with the threshold, so that nobody learns about another. A
-    visit that ends outside the numbers changes nothing and counts as score 0.
+    deals the clients anew. A client compares its own score with the threshold, so that nobody learns about another.
+    Examples are mixed during visits only; afterwards the local work is the finishing method's. A visit that ends
+    outside the numbers changes nothing and counts as score 0.
 
     Reference: Xu, Chen, Quek & Chong, FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022.
     """
