@@ -32,6 +32,7 @@ class Testimony(NamedTuple):
     """What clients said about the last step, and how far it was true; [C] by client number, or [0] if nobody asks."""
 
     floor: Tensor  # []     no loss is below it
+    scale: Tensor  # []     the largest median loss so far: losses are differences of such numbers, rounded like them
     losses: Tensor  # [C]   at the model before the last step; NaN: gave no answer then
     slopes: Tensor  # [C]   first-order changes over the last step, by the gradients before it
     doubts: Tensor  # [C]   share of what a client's gradients said that its losses did not bear out, when last seen
@@ -42,7 +43,8 @@ def first_testimony(n_clients: int, floor: float) -> Testimony:
     """Return the record of a federation in which nobody has said anything yet; of no clients: none is kept."""
     unknown = torch.full((n_clients,), torch.nan, dtype=torch.float64)
     verdicts = torch.full((n_clients,), BELIEVED, dtype=torch.int64)
-    return Testimony(torch.tensor(floor), unknown, unknown.clone(), torch.zeros_like(unknown), verdicts)
+    scale = torch.zeros((), dtype=torch.float64)
+    return Testimony(torch.tensor(floor), scale, unknown, unknown.clone(), torch.zeros_like(unknown), verdicts)
 
 
 def heard(
@@ -56,7 +58,8 @@ def heard(
 ) -> Testimony:
     """Return the record with the verdicts on this round's answers: who contradicts itself most is not believed."""
     now, known = _numbers(losses), record.losses[clients].numpy()
-    rounding = torch.finfo(losses.dtype).eps * np.abs(known)
+    record = record._replace(scale=record.scale.clamp(min=float(np.median(np.abs(now)))))
+    rounding = _rounding(record, losses)
     found = trapezoid_shortfall(record.slopes[clients].numpy(), _numbers(slopes), now - known, rounding)
     claims = np.zeros(len(now)) if rates is None else _rate_doubts(_numbers(rates), now - float(record.floor))
     return _judged(record, clients, found, claims, may_drop)
@@ -65,8 +68,7 @@ def heard(
 def measured(record: Testimony, clients: Tensor, losses: Tensor, *, length: float, may_drop: int) -> Testimony:
     """Return the record after clients measured their losses a small share `length` of the step ahead."""
     said, known = length * record.slopes[clients].numpy(), record.losses[clients].numpy()
-    rounding = torch.finfo(losses.dtype).eps * np.abs(known)
-    found = trapezoid_shortfall(said, said, _numbers(losses) - known, rounding)
+    found = trapezoid_shortfall(said, said, _numbers(losses) - known, _rounding(record, losses))
     untrue_before = np.where(record.verdicts[clients].numpy() == RATE, np.inf, 0.0)
     return _judged(record, clients, found, untrue_before, may_drop)
 
@@ -131,6 +133,10 @@ def _judged(record: Testimony, clients: Tensor, found: FloatArray, claims: Float
     for k in suspects[worst[suspects] > LARGEST_DOUBT]:
         verdicts[clients[k]] = RATE if claims[k] > LARGEST_DOUBT else LOSS
     return record._replace(doubts=record.doubts.index_copy(0, clients, torch.from_numpy(known)), verdicts=verdicts)
+
+
+def _rounding(record: Testimony, losses: Tensor) -> float:
+    return torch.finfo(losses.dtype).eps * float(record.scale)
 
 
 def _numbers(values: Tensor) -> FloatArray:

@@ -103,7 +103,7 @@ def armijo_holds(
 
 
 def trapezoid_shortfall(
-    before: FloatArray, after: FloatArray, change: FloatArray, rounding: FloatArray, *, informative: float = 0.5
+    before: FloatArray, after: FloatArray, change: FloatArray, rounding: float, *, informative: float = 0.5
 ) -> FloatArray:
     """Return how far each loss fell short of the change that its slopes at both ends of a step say, over their size.
 

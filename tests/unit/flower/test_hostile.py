@@ -17,13 +17,14 @@ from tests.helpers.bowls import Case, federation_of, labelled_clients, linear_mo
 from tests.helpers.flower import Fault, deployed, scaled
 
 ROUNDS, LIAR = 20, 3
+FROM_THE_GRADIENT = ("gradient", "gradient_change", "curvature", "probed_slope", "probed_curvature")
 LIES: dict[str, Fault] = {
     "rate x 1e6": scaled(1e6, "rate"),
     "gradient x 1e6": scaled(1e6, "gradient", "delta"),
     "sign flipped, x 10": scaled(-10.0, "gradient", "delta"),
+    "everything that follows from the gradient flipped, x 10": scaled(-10.0, *FROM_THE_GRADIENT),
 }
-GUARDED = DQNFed(drop_share=0.2)  # a tenth of the clients lies; twice as many may be left out
-POLICY = Policy(max_update_norm=3.0, rate_bounds=10.0)
+POLICY = Policy(rate_bounds=10.0, drop_share=0.2)  # as in a new app; a tenth of the clients lies
 SELDOM = Evaluation(every=ROUNDS, participants=False)
 
 
@@ -32,8 +33,9 @@ def softmax_clients() -> Case:
     return Case(problem, federation_of(labelled_clients(10, 6)))
 
 
-def digits_clients() -> Case:
-    built = build_problem(read_config("digits", ["data.clients=10"]))
+def digits_clients(seed: int = 0) -> Case:
+    """Return a network on ten clients that hold two or three of the ten digits each."""
+    built = build_problem(read_config("digits", ["data.clients=10", f"run.seed={seed}"]))
     return Case(built.problem, built.federation)
 
 
@@ -48,12 +50,14 @@ def without_the_liar(case: Case) -> Case:
     return Case(case.problem, Federation(cut(federation.train), cut(federation.test), n_classes=federation.n_classes))
 
 
-def with_the_liar(algorithm: AnyAlgorithm, case: Case, policy: Policy, lie: Fault) -> RunResult:
+def with_the_liar(
+    algorithm: AnyAlgorithm, case: Case, policy: Policy, lie: Fault, *, rounds: int = ROUNDS
+) -> RunResult:
     return deployed(
         algorithm,
         case,
         lambda moment: lie if moment.is_training and moment.client == LIAR else None,
-        rounds=ROUNDS,
+        rounds=rounds,
         policy=policy,
         evaluation=SELDOM,
     )
@@ -71,21 +75,36 @@ def loss_without(algorithm: AnyAlgorithm, case: Case, policy: Policy) -> float:
     return float(result.summary["train_loss"]["mean"])
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_liar_does_not_steer_the_model(lie: str) -> None:
-    case = softmax_clients()
-    result = with_the_liar(GUARDED, case, POLICY, LIES[lie])
+def assert_harmless(case: Case, lie: str) -> None:
+    result = with_the_liar(DQNFed(), case, POLICY, LIES[lie])
     found = others_loss(result)
-    assert found <= 1.25 * loss_without(GUARDED, case, POLICY)
+    assert found <= 1.25 * loss_without(DQNFed(), case, POLICY)
     assert found <= 0.5 * others_loss(result, -1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
-def test_the_damage_is_bounded_on_a_network_too(lie: str) -> None:
-    """With more parameters than clients a flipped row stays feasible, so it costs more; the model still learns."""
-    result = with_the_liar(GUARDED, digits_clients(), POLICY, LIES[lie])
-    assert others_loss(result) <= 0.5 * others_loss(result, -1)
+def test_a_liar_does_not_steer_the_model(lie: str) -> None:
+    assert_harmless(softmax_clients(), lie)
+
+
+@pytest.mark.parametrize("lie", ["gradient x 1e6", "sign flipped, x 10"])
+def test_a_liar_does_not_steer_a_network(lie: str) -> None:
+    assert_harmless(digits_clients(), lie)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_does_not_steer_any_of_five_networks(lie: str, seed: int) -> None:
+    assert_harmless(digits_clients(seed), lie)
+
+
+def test_with_a_clipped_norm_fedavg_survives_the_liars_too() -> None:
+    """The gradients' mean has no rates and drops nobody; clipping alone bounds what one of ten can do to it."""
+    case, policy = softmax_clients(), Policy(max_update_norm=2.0)
+    for lie in ("gradient x 1e6", "sign flipped, x 10"):
+        result = with_the_liar(FedAvg(lr=1.0), case, policy, LIES[lie])
+        assert others_loss(result) <= 0.5 * others_loss(result, -1)
 
 
 def test_without_policies_a_huge_gradient_wrecks_fedavg() -> None:
@@ -94,14 +113,16 @@ def test_without_policies_a_huge_gradient_wrecks_fedavg() -> None:
     assert not others_loss(result) <= 100 * others_loss(result, -1)
 
 
+def reasons(lie: str) -> list[list[str]]:
+    """Return why the liar was left out, round by round."""
+    result = with_the_liar(DQNFed(), softmax_clients(), POLICY, LIES[lie], rounds=4)
+    return [[f["why"] for f in record["dropped"] if f["client"] == LIAR] for record in result.history[1:]]
+
+
 def test_whom_the_policies_touched_is_written_down() -> None:
-    result = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["gradient x 1e6"])
+    assert reasons("sign flipped, x 10") == 4 * [["loss does not move as its gradient says"]]
+    assert reasons("rate x 1e6") == 4 * [["rate is larger than its loss allows"]]
+    result = with_the_liar(DQNFed(), softmax_clients(), POLICY, LIES["gradient x 1e6"], rounds=4)
     for record in result.history[1:]:
-        assert LIAR in [note["client"] for note in record["clipped"]]
+        assert [note["client"] for note in record["clipped"]] == [LIAR]
         assert LIAR in [fault["client"] for fault in record["dropped"]]
-    flipped = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["sign flipped, x 10"])
-    reasons = [fault["why"] for record in flipped.history[1:] for fault in record["dropped"] if fault["client"] == LIAR]
-    assert set(reasons) == {"loss does not move as its gradient says"}
-    greedy = with_the_liar(GUARDED, softmax_clients(), POLICY, LIES["rate x 1e6"])
-    reasons = [fault["why"] for record in greedy.history[1:] for fault in record["dropped"] if fault["client"] == LIAR]
-    assert set(reasons) == {"rate is larger than its loss allows"}

@@ -21,6 +21,7 @@ from dqnfed.maths.step_length import (
     match_length,
     paper_length,
     paper_length_is_safe,
+    trapezoid_shortfall,
 )
 from tests.helpers.problems import random_quadratics
 from tests.helpers.rows import agreeing_rows, gaussian_rows
@@ -180,3 +181,40 @@ def test_stationary_means_lost_in_the_size_of_the_model() -> None:
 def test_the_search_starts_at_twice_the_curvature_rule() -> None:
     assert line_search_start(0.2) == 0.4
     assert line_search_start(0.9) == 1.0
+
+
+# ------------------------------------------------------------------- does a loss move as its slopes say?
+
+
+def quadratic_facts(seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return slopes at both ends of a step that stops before any minimum, and the true changes, of ten parabolas."""
+    generator = np.random.default_rng(seed)
+    before = -generator.uniform(0.5, 2.0, 10)
+    after = before * generator.uniform(0.1, 1.0, 10)
+    return before, after, (before + after) / 2  # exact for a parabola
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_truth_leaves_nothing_missing(seed: int) -> None:
+    before, after, change = quadratic_facts(seed)
+    np.testing.assert_allclose(trapezoid_shortfall(before, after, change, 0.0), 0.0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("factor", "missing"), [(-1.0, 2.0), (-10.0, 1.1), (1e6, 1.0 - 1e-6), (3.0, 2.0 / 3.0)])
+def test_what_is_missing_says_by_how_much_gradients_were_changed(factor: float, missing: float) -> None:
+    """Slopes f times the truth leave 1 - 1/f missing: above 1 if the sign is wrong, nearly 1 for any exaggeration."""
+    before, after, change = quadratic_facts(0)
+    found = trapezoid_shortfall(factor * before, factor * after, change, 0.0)
+    np.testing.assert_allclose(found, missing, rtol=1e-12)
+
+
+def test_a_clipped_gradient_says_too_little_and_that_is_no_lie() -> None:
+    before, after, change = quadratic_facts(0)
+    assert trapezoid_shortfall(0.1 * before, 0.1 * after, change, 0.0).max() < 0.0
+
+
+def test_slopes_that_cancel_say_nothing_unless_the_loss_contradicts_them() -> None:
+    before, after = np.array([-1.0, -1.0, np.nan, -1e-9]), np.array([0.8, 0.8, 1.0, -1e-9])
+    found = trapezoid_shortfall(before, after, np.array([-0.05, 0.6, 0.0, 1.0]), 1e-10)
+    assert np.isnan(found).tolist() == [True, False, True, True]
+    assert found[1] == pytest.approx((0.1 + 0.6) / 0.9)
