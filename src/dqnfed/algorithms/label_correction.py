@@ -316,7 +316,8 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
     def threshold(self, scores: Tensor) -> Tensor:
         """Return the score above which a client is noisy, between the two groups of scores; infinity if all are one."""
         groups = two_groups(scores.numpy())
-        if not groups.is_high.any() or (self.split == "bic" and not groups.prefers_two):
+        is_one = not groups.is_high.any() or bool(groups.is_high.all())
+        if is_one or (self.split == "bic" and not groups.prefers_two):
             return torch.full((), torch.inf, dtype=torch.float64)
         is_high = torch.from_numpy(groups.is_high)
         return (scores[is_high].min() + scores[~is_high].max()) / 2

@@ -188,6 +188,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
 
     at_start, asked = state.server, clients
+    needed = max(1, min(setup.policy.min_replies, len(clients)))  # a method may ask fewer clients than were sampled
     for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
         answers = setup.clients.answers(setup, state, asked, sent, phase)
@@ -197,7 +198,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         notes["bytes_down"] += message_bits(sent) * len(asked) // 8
         notes["passes"] += algorithm.passes(sent) * n_answers
         found = screened(setup, state, answers, notes) if n_answers else NOBODY
-        if len(found.kept) < setup.policy.min_replies:
+        if len(found.kept) < needed:
             step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
         else:
             step = answered_step(setup, state, answers, found)
@@ -211,7 +212,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         raise RuntimeError(
             f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}."
         )
-    went_back = len(found.kept) < setup.policy.min_replies
+    went_back = len(found.kept) < needed
     state.memory.settle(keep=not went_back)  # a server that goes back to its start takes its clients along
 
     if not bool(torch.isfinite(state.server.theta).all()):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dqnfed import Evaluation, FedAvg, RunResult, looped, run
+from dqnfed import Evaluation, FedAvg, Policy, RunResult, looped, run
 from dqnfed.algorithms import REGISTRY, method_called
 from dqnfed.algorithms.fedcorr import FedCorr, fedcorr_with
 from dqnfed.algorithms.fedcorr_labels import corrected_labels, mixed_sgd, suspected_rows, two_groups, unit
@@ -260,6 +260,12 @@ def test_a_client_that_diverges_changes_nothing_and_is_no_suspect() -> None:
     assert torch.equal(found.thetas[visit], found.thetas[visit + 1])
     assert float(found.state.server.suspicion.score[2]) == 0.0
     assert bool(torch.isfinite(found.thetas[-1]).all())
+
+
+def test_a_policy_that_wants_several_replies_does_not_stop_the_visits() -> None:
+    blobs = noisy_blobs(4, 12)
+    found = play(method(neighbours=5), blobs.problem, blobs.federation, rounds=6, policy=Policy(min_replies=3))
+    assert int(found.state.server.progress.n_sweeps) == 1
 
 
 # Everywhere the same.
