@@ -292,11 +292,12 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
         step = self.inner.server_step(server.inner, updates, cohort)
         server = server._replace(theta=step.server.theta, inner=step.server)
         if self.stage(server) is not Stage.FINE_TUNING or step.status is Status.AGAIN:
-            return ServerStep(server, step.status, step.diagnostics, step.reason)
+            return step._replace(server=server)
         ends = step.status is Status.STOP  # the finishing method may find more to do once everybody takes part again
         done = torch.full_like(server.progress.n_fine_tuning, self.fine_tuning)
         progress = server.progress._replace(n_fine_tuning=done if ends else server.progress.n_fine_tuning + 1)
-        return ServerStep(server._replace(progress=progress), Status.HOLD if ends else step.status, step.diagnostics)
+        status = Status.HOLD if ends else step.status
+        return step._replace(server=server._replace(progress=progress), status=status, reason="")
 
     def _swept(self, server: Any, updates: Visited, cohort: Cohort) -> ServerStep[Any]:
         """Take the visited clients' models over; after the last visit of a sweep, say which scores are too high."""
