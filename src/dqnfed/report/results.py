@@ -56,6 +56,7 @@ def run_summary(folder: Path) -> Json:
     late = [r["rho"] for r in records[len(records) // 2 :] if r["rho"] is not None]
     train = part_of(config, "train")
     return {
+        "experiment": summary["name"],
         "algorithm": summary["algorithm"],
         "seed": summary["seed"],
         "settings": {k: v for k, v in part_of(config, "algorithm").items() if k != "name"},
@@ -75,13 +76,16 @@ def run_summary(folder: Path) -> Json:
 
 
 def block(data: Json) -> str:
-    """Return the part of a page that is made from its summary."""
-    methods = by_method(data["runs"])
+    """Return the part of a page that is made from its summary; one table for each experiment."""
+    experiments = by_experiment(data["runs"])
     printed = printed_table(data["table"])
     columns = [key for key in MEASURES if any(key in run["accuracy"] for run in data["runs"])]
-    lines = [*_table(methods, columns), ""]
-    n_seeds = sorted({len(runs) for runs in methods.values()})
-    seeds = f"{n_seeds[0]} seeds each" if len(n_seeds) == 1 else "seeds as in the column"
+    lines: list[str] = []
+    for name, runs in experiments.items():
+        lines += [f"### {name}", ""] if len(experiments) > 1 else []
+        lines += [*_table(by_method(runs), columns), ""]
+    n_seeds = {len(runs) for name in experiments for runs in by_method(experiments[name]).values()}
+    seeds = f"{min(n_seeds)} seeds each" if len(n_seeds) == 1 else "seeds as in the column"
     meaning = (
         f"Mean ± standard deviation over seeds ({seeds}), accuracy in percent on each client's own test examples; "
         "*improved* is the mean share of participants whose loss a round lowers, *late* the same over the last half of "
@@ -101,6 +105,14 @@ def block(data: Json) -> str:
     return "\n".join(lines)
 
 
+def by_experiment(runs: Sequence[Json]) -> dict[str, list[Json]]:
+    """Return the runs of each experiment, in the order in which they stand."""
+    found: dict[str, list[Json]] = {}
+    for run in runs:
+        found.setdefault(run.get("experiment", ""), []).append(run)
+    return found
+
+
 def by_method(runs: Sequence[Json]) -> dict[str, list[Json]]:
     """Return the runs of each method, the best mean accuracy first."""
     found: dict[str, list[Json]] = {}
@@ -118,13 +130,15 @@ def rebuilt(page: str, data: Json) -> str:
 
 
 def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[str]:
-    titles = ["method", *(MEASURES[c] for c in columns), "improved", "late", "passes", "KiB up", "seconds", "seeds"]
+    titles = ["method", *(MEASURES[c] for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
+    titles.append("seeds")
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for name, runs in methods.items():
         cells = [f"`{name}`", *(_spread([run["accuracy"][c] for run in runs]) for c in columns)]
         for key in ("improved", "improved_late"):
             known = [run[key] for run in runs if run[key] is not None]
             cells.append(f"{100 * _mean(known):.1f} %" if known else "")
+        cells.append(_range([run["rounds"] for run in runs]))
         asked = sum(run["rounds"] * run["participants"] for run in runs)
         cells += [f"{sum(run['passes'] for run in runs) / asked:.1f}"]
         cells += [f"{sum(run['bytes_up'] for run in runs) / asked / 1024:.0f}"]
@@ -156,6 +170,10 @@ def _printed_lines(printed: PrintedTable) -> list[str]:
 
 def _spread(values: Sequence[float]) -> str:
     return f"{_mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+
+
+def _range(values: Sequence[int]) -> str:
+    return str(min(values)) if min(values) == max(values) else f"{min(values)}-{max(values)}"
 
 
 def _mean(values: Iterable[float]) -> float:

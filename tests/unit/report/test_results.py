@@ -58,6 +58,15 @@ def test_a_page_has_a_row_a_method_and_the_best_first(runs: Path) -> None:
     assert "dqnfed compare bowls" in text
 
 
+def test_every_experiment_has_a_table_of_its_own(runs: Path) -> None:
+    data = summary_of(runs)
+    first: list[dict[str, object]] = data["runs"]  # type: ignore[assignment]
+    text = block({**data, "runs": [*first, *({**run, "experiment": "saddles"} for run in first)]})
+    assert [line for line in text.splitlines() if line.startswith("### ")] == ["### bowls", "### saddles"]
+    assert text.count("| `fedavg-0.1` |") == 2
+    assert "2 seeds each" in text
+
+
 def test_only_what_stands_between_the_marks_changes(runs: Path) -> None:
     page = f"# Title\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n"
     new = rebuilt(page, summary_of(runs))
