@@ -13,9 +13,18 @@ from dqnfed.algorithms.common_descent import CommonDescent
 from dqnfed.algorithms.common_descent_messages import First, Probe, Trial
 from dqnfed.core.algorithm import check_choice, check_range
 from dqnfed.core.curvature import FORWARD_MODE
-from dqnfed.core.gradients import loss_gradient
+from dqnfed.core.gradients import is_on_host, loss_gradient
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.quasi_newton import Pairs, cauchy_rate, empty_pairs, lbfgs_rate, probe_length, remembered
+from dqnfed.maths.quasi_newton import (
+    Pairs,
+    cauchy_rate,
+    empty_pairs,
+    host_lbfgs_rate,
+    lbfgs_rate,
+    probe_length,
+    remembered,
+    server_remembered,
+)
 
 RATES = ("bfgs", "cauchy", "identity", "loss", "hessian")
 MAX_HESSIAN = 5000  # parameters; an exact Hessian per client is n x n
@@ -84,7 +93,9 @@ class DQNFed(CommonDescent):
         return empty_pairs(self.memory, len(theta), theta.dtype, theta.device)
 
     def learnt_pairs(self, pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
-        return remembered(pairs, s, y) if self.rates == "bfgs" else pairs
+        if self.rates != "bfgs":
+            return pairs
+        return server_remembered(pairs, s, y) if is_on_host(s) else remembered(pairs, s, y)
 
     def first_rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
         if self.rates == "bfgs":
@@ -94,7 +105,8 @@ class DQNFed(CommonDescent):
     def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor, pairs: Pairs) -> Tensor:
         match self.rates:
             case "bfgs":
-                return torch.where(pairs.n_pairs > 0, lbfgs_rate(pairs, gradient), torch.nan)
+                found = host_lbfgs_rate(pairs, gradient) if is_on_host(gradient) else lbfgs_rate(pairs, gradient)
+                return torch.where(pairs.n_pairs > 0, found, torch.nan)
             case "cauchy":
                 return probed_rate(problem, task, theta, gradient)
             case "identity":

@@ -112,13 +112,17 @@ def _by_formula(
 def is_plain(problem: Problem, theta: Tensor) -> bool:
     """Return whether this is one client alone on a CPU with an ordinary mean as its loss, and nothing looks on."""
     return (
-        theta.device.type == "cpu"
-        and not is_transformed()
+        is_on_host(theta)
         and not (theta.requires_grad and torch.is_grad_enabled())
         and not torch.compiler.is_compiling()
         and type(problem).loss is Problem.loss
         and type(problem).batch_loss is Problem.batch_loss
     )
+
+
+def is_on_host(t: Tensor) -> bool:
+    """Return whether this is one client alone on a CPU, where the value of a number costs nothing to ask for."""
+    return t.device.type == "cpu" and not is_transformed()
 
 
 def is_transformed() -> bool:

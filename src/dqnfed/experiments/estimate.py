@@ -44,7 +44,7 @@ def estimate(config: Config) -> Estimate:
         rounds=min(TRIAL_ROUNDS, config.train.rounds),
         participation=config.train.participation,
         seed=config.run.seed,
-        cohort=chosen_cohort(config, experiment.problem),
+        cohort=chosen_cohort(experiment),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
         policy=Policy(**config.policy.model_dump()),
     )

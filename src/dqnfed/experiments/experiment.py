@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +28,14 @@ from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import OwnFederation
 from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
+from dqnfed.sim.automatic import automatic
 from dqnfed.sim.cohort import CohortRunner, looped, vectorised
 from dqnfed.sim.engine import run
-from dqnfed.sim.graphs import graphed
 from dqnfed.sim.state import Evaluation
 from dqnfed.sim.streams import streams
 from dqnfed.sim.threads import threads
 
 logger = logging.getLogger("dqnfed")
-# Without a GPU, one client of these models fills a core, and a stack of clients only its memory.
-WORTH_A_THREAD = frozenset({"cnn", "lstm", "resnet18", "resnet50"})
 
 
 @dataclass(frozen=True)
@@ -178,21 +177,42 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def chosen_cohort(config: Config, problem: Problem) -> CohortRunner:
+def chosen_cohort(experiment: Experiment) -> CohortRunner:
     """Return how the cohort is run; "auto" goes by the machine and the model, and the speed page says by which rule."""
-    settings, device = config.run, problem.theta0.device
+    settings, problem = experiment.config.run, experiment.problem
+    device = problem.theta0.device
     if settings.cohort == "streams" and device.type != "cuda":
         raise ConfigError(f"run.cohort is 'streams', which are a GPU's, but the device is '{device}'; use 'auto'.")
-    if settings.cohort == "looped":
-        return looped()
+    if settings.cohort in ("threads", "ray") and device.type != "cpu":
+        raise ConfigError(
+            f"run.cohort is '{settings.cohort}', which computes on CPUs, but the device is '{device}'; "
+            "use device = 'cpu', or cohort = 'auto'."
+        )
+    match settings.cohort:
+        case "looped":
+            return looped()
+        case "threads":
+            return threads()
+        case "streams":
+            return streams()
+        case "ray":
+            return over_ray(experiment)
     if settings.cohort == "vectorised" or settings.chunk is not None:
         return vectorised(settings.chunk)
     has_images = any(isinstance(part, nn.Conv2d) for part in (problem.module or nn.Identity()).modules())
-    if settings.cohort == "streams" or (device.type == "cuda" and has_images):
+    if device.type == "cuda" and has_images:
         return streams()
-    if settings.cohort == "threads" or (device.type == "cpu" and config.model.name in WORTH_A_THREAD):
-        return threads()
-    return graphed()  # which is vectorised where there is no GPU
+    return automatic(experiment.algorithm, problem, experiment.federation)
+
+
+def over_ray(experiment: Experiment) -> CohortRunner:
+    """Return the runner on a Ray cluster, or say which extra it needs."""
+    if find_spec("ray") is None:
+        raise ConfigError("run.cohort = 'ray' needs an extra: pip install 'dqnfed[ray]'.")
+    from dqnfed.sim.ray_cluster import over_cluster
+
+    settings = experiment.config.run
+    return over_cluster(experiment.federation, workers=settings.workers, address=settings.address)
 
 
 def in_precision(problem: Problem, precision: str) -> Problem:
@@ -228,7 +248,7 @@ def run_experiment(
         rounds=config.train.rounds,
         participation=config.train.participation,
         seed=config.run.seed,
-        cohort=chosen_cohort(config, experiment.problem),
+        cohort=chosen_cohort(experiment),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
         policy=Policy(**config.policy.model_dump()),
         out=out,

@@ -145,6 +145,18 @@ def lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
     return scale(pairs) * dot(g, g) + total
 
 
+def host_lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
+    """Return what `lbfgs_rate` does, for one memory outside vmap: asking the host saves half of the passes over it."""
+    total, rest = 0.0, g.clone()
+    for s, y in zip(reversed(pairs.s.unbind()), reversed(pairs.y.unbind()), strict=True):
+        sy = float(s @ y)
+        if sy > 0.0:
+            a = float(s @ rest) / sy
+            rest.add_(y, alpha=-a)
+            total += sy * a * a
+    return scale(pairs) * (rest @ rest) + total
+
+
 def lbfgs_inverse_product(pairs: Pairs, v: Tensor) -> Tensor:
     """Return H v for v [n], or the rows v_k H for v [K, n], by the two-loop recursion (Nocedal 1980)."""
     slots = [(s, y, _divisor(s @ y > 0, s @ y)) for s, y in zip(pairs.s.unbind(), pairs.y.unbind(), strict=True)]

@@ -89,6 +89,7 @@ def one_core_workers(n: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(n, thread_name_prefix="dqnfed")
 
     def begin() -> None:
+        torch.get_num_threads()  # a thread takes over the general setting at its first use, which must be behind it
         torch.set_num_threads(1)
         barrier.wait()
 

@@ -15,6 +15,7 @@ from dqnfed.maths.quasi_newton import (
     damped,
     empty_pairs,
     hessian_bfgs_update,
+    host_lbfgs_rate,
     inverse_bfgs_update,
     is_curved,
     lbfgs_direct_rate,
@@ -126,6 +127,7 @@ def test_every_limited_memory_form_equals_the_dense_recursion(n_pushed: int, m: 
     G = gaussian_rows(4, N, seed=7)
     for g in G:
         torch.testing.assert_close(lbfgs_rate(pairs, g), g @ H @ g, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(host_lbfgs_rate(pairs, g), g @ H @ g, rtol=1e-10, atol=1e-11)
         torch.testing.assert_close(lbfgs_inverse_product(pairs, g), H @ g, rtol=1e-10, atol=1e-11)
         assert lbfgs_rate(pairs, g) > 0
     torch.testing.assert_close(lbfgs_inverse_product(pairs, G), G @ H, rtol=1e-10, atol=1e-11)
