@@ -85,8 +85,8 @@ def planned(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "eval.every=25",
                         "eval.participants=false",
                         f"data.dir={json.dumps(str(options.data_dir))}",
-                        *([] if method.startswith("fedcorr") else [f"train.rounds={options.plain_rounds}"]),
                         *options.changes,
+                        *([] if method.startswith("fedcorr") else [f"train.rounds={options.plain_rounds}"]),
                     ],
                 }
 
