@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def deployed_client(config: Config, problem: Problem, data: Federation) -> Clien
 def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str, Any]) -> Strategy:
     """Return the server's strategy; `clients`, `out`, `resume` and `wait` come from Flower's run config."""
     _use_threads(config)
-    out = str(run_config.get("out", ""))
+    out, resume = str(run_config.get("out", "")), bool(run_config.get("resume", False))
     return Strategy(
         build_algorithm(config),
         problem.to(chosen_device(config.run.device)),
@@ -49,11 +51,25 @@ def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str,
         seed=config.run.seed,
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
         policy=Policy(**config.policy.model_dump()),
-        out=Path(out) if out else None,
-        resume=bool(run_config.get("resume", False)),
+        out=free_folder(Path(out), resume=resume) if out else None,
+        resume=resume,
         wait=float(run_config.get("wait", 600.0)),
         config=config.as_dict(),
     )
+
+
+def free_folder(out: Path, *, resume: bool) -> Path:
+    """Return `out`, or out-2, out-3, ...: the first without a run, or with one that may go on; none is overwritten."""
+    for number in count(1):
+        folder = out if number == 1 else out.with_name(f"{out.name}-{number}")
+        if not (folder / "config.toml").is_file() or (resume and not _is_done(folder)):
+            return folder
+    raise AssertionError
+
+
+def _is_done(folder: Path) -> bool:
+    summary = folder / "summary.json"
+    return summary.is_file() and json.loads(summary.read_text(encoding="utf-8"))["status"] != "interrupted"
 
 
 def _use_threads(config: Config) -> None:

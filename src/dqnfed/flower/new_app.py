@@ -9,6 +9,7 @@ from pathlib import Path
 FILES = {  # template -> path in the app
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
+    "gitignore": ".gitignore",
     "experiment.toml": "{package}/experiment.toml",
     "task.py": "{package}/task.py",
     "client_app.py": "{package}/client_app.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context
+from flwr.cli.build import build_fab_from_disk
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Policy, run
 from dqnfed.core.algorithm import AnyAlgorithm
@@ -16,6 +19,7 @@ from dqnfed.core.federation import Examples, Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import named_parameters
 from dqnfed.experiments.config import ConfigError, read_config
+from dqnfed.experiments.deploy import free_folder
 from dqnfed.experiments.experiment import run_experiment
 from dqnfed.flower import Client, InProcessGrid, Strategy, client_app, run_in_process
 from dqnfed.flower.client import client_number
@@ -154,7 +158,7 @@ def test_records_are_those_of_the_simulator() -> None:
 def test_the_new_app_is_the_experiment_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its settings run in the simulator; its two apps, imported as Flower would, give the same model."""
     written = new_app(tmp_path / "My federation", clients=4, algorithm="fedavg", rounds=2)
-    assert {path.suffix for path in written} == {".toml", ".md", ".py"}
+    assert {path.suffix for path in written} == {".toml", ".md", ".py", ""}
     assert not any("@" in path.read_text() for path in written if path.name not in ("server_app.py",))
     monkeypatch.syspath_prepend(str(tmp_path / "My federation"))
     from importlib import import_module
@@ -168,6 +172,30 @@ def test_the_new_app_is_the_experiment_it_names(tmp_path: Path, monkeypatch: pyt
     strategy = import_module("my_federation.server_app").deployed_strategy(config, problem_of(config), run_config)
     strategy.start(InProcessGrid(app, 4, run_config=run_config), num_rounds=2)
     assert relative_distance(strategy.result.theta, run_experiment(config, None).theta) <= 1e-5  # float32
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_results_are_not_sent_to_the_nodes(tmp_path: Path) -> None:
+    """Flower packs the app's text files for all nodes; run folders hold what the server knows about every client."""
+    app = tmp_path / "my-federation"
+    new_app(app)
+    run(FedAvg(), *network_bowl()[:2], rounds=1, out=app / "run")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as packed:
+        names = packed.namelist()
+    assert "my_federation/experiment.toml" in names
+    assert not [name for name in names if name.startswith("run")]
+
+
+def test_a_run_is_never_written_over_another(tmp_path: Path) -> None:
+    """An unfinished run goes on in its folder, or stays as it is; a finished one stays."""
+    out, case = tmp_path / "run", network_bowl()
+    assert free_folder(out, resume=True) == out
+    run(FedAvg(), *case[:2], rounds=1, out=out)
+    assert free_folder(out, resume=True) == tmp_path / "run-2"
+    run(FedAvg(), *case[:2], rounds=1, out=tmp_path / "run-2")
+    (tmp_path / "run-2" / "summary.json").unlink()  # as if it had been killed
+    assert free_folder(out, resume=True) == tmp_path / "run-2"
+    assert free_folder(out, resume=False) == tmp_path / "run-3"
 
 
 @pytest.mark.parametrize("name", ["", "3rd", "---"])
