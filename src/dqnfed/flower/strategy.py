@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -50,6 +51,7 @@ logger = logging.getLogger("dqnfed")
 flower_log = logging.getLogger("flwr")  # what `flwr run --stream` shows
 POLL_SECONDS = 1.0  # between two looks at who is online
 SETTLING_SECONDS = 10.0  # without a new node after which those that are there are asked who they are
+ASK_AGAIN_SECONDS = 30.0  # after which those who gave no answer are asked again
 
 
 class Strategy(FlowerStrategy):
@@ -315,19 +317,19 @@ class Strategy(FlowerStrategy):
         """Return who the clients are, when all are there; a run that goes on knows them from its folder."""
         server = self._algorithm.init_server(self._problem, self._roster.n_clients)
         end = time.monotonic() + self._wait
-        seen, changed, is_asked = set[int](), time.monotonic(), False
+        seen, due = set[int](), -math.inf  # who was online at the last look; when those are asked who they are
         while missing := self._roster.missing():
             online, now = set(self._grid.get_node_ids()), time.monotonic()
-            if online != seen:
-                seen, changed, is_asked = online, now, False
-            all_here = len(self._roster.strangers(online)) >= len(missing)
-            if not is_asked and (all_here or now > min(end, changed + SETTLING_SECONDS)):  # all at once if possible
+            if online != seen or due < 0:
+                all_here = len(self._roster.strangers(online)) >= len(missing)
+                seen, due = online, now if all_here else now + SETTLING_SECONDS  # all at once, if possible
+                flower_log.info("dqnfed: %d nodes are online; waiting for clients %s", len(online), missing)
+            if now >= min(due, end):
                 self._meet(server, -1, with_scores=True)
-                is_asked = True
-            elif now > end:
-                break
+                due = time.monotonic() + ASK_AGAIN_SECONDS
+                if now >= end:
+                    break
             else:
-                flower_log.info("dqnfed: waiting for clients %s", missing)
                 time.sleep(POLL_SECONDS)
         members = {**self._members_before(), **self._roster.members}
         absent = [client for client in range(self._roster.n_clients) if client not in members]

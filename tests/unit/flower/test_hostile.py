@@ -24,7 +24,7 @@ LIES: dict[str, Fault] = {
     "sign flipped, x 10": scaled(-10.0, "gradient", "delta"),
     "everything that follows from the gradient flipped, x 10": scaled(-10.0, *FROM_THE_GRADIENT),
 }
-POLICY = Policy(rate_bounds=10.0, drop_share=0.2)  # as in a new app; a tenth of the clients lies
+POLICY = Policy(max_update_norm=3.0, rate_bounds=10.0, drop_share=0.2)  # those of a new app
 SELDOM = Evaluation(every=ROUNDS, participants=False)
 
 

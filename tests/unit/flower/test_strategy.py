@@ -28,7 +28,7 @@ from dqnfed.flower.new_app import new_app
 from dqnfed.flower.records import array_record, named_arrays
 from dqnfed.flower.roster import Member, Roster
 from tests.helpers.bowls import linear_model, network_bowl
-from tests.helpers.flower import fleet
+from tests.helpers.flower import Fault, Moment, fleet, raises
 from tests.helpers.turns import relative_distance
 
 
@@ -41,6 +41,30 @@ def test_an_absent_client_is_waited_for_and_then_named() -> None:
     del grid.contexts[104]
     with pytest.raises(TimeoutError, match=r"clients \[4\] did not come within 0 s"):
         strategy_for(FedAvg()).start(grid)
+
+
+def test_late_and_forgetful_clients_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node comes online later, one fails when it is first asked who it is: both take part."""
+    for name in ("POLL_SECONDS", "SETTLING_SECONDS", "ASK_AGAIN_SECONDS"):
+        monkeypatch.setattr(f"dqnfed.flower.strategy.{name}", 0.01)
+    first = iter([True])
+
+    def plan(moment: Moment) -> Fault | None:
+        return raises if moment.client == 2 and next(first, False) else None
+
+    grid = fleet(FedAvg(), network_bowl(), plan)
+    late, looks = grid.contexts.pop(104), iter(range(4))
+
+    def online() -> list[int]:
+        if next(looks, None) is None:
+            grid.contexts[104] = late
+        return list(grid.contexts)
+
+    monkeypatch.setattr(grid, "get_node_ids", online)
+    strategy = Strategy(FedAvg(), network_bowl().problem, n_clients=6, wait=60.0)
+    strategy.start(grid, num_rounds=2)
+    assert strategy.result is not None
+    assert relative_distance(strategy.result.theta, run(FedAvg(), *network_bowl()[:2], rounds=2).theta) <= 1e-10
 
 
 def test_two_nodes_cannot_be_the_same_client() -> None:
