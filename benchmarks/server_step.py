@@ -5,10 +5,12 @@ python benchmarks/server_step.py --clients 10 --parameters 657000
 """
 
 import argparse
+import json
 import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10, help="pairs in the server's memory")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true", help="for one thread on a busy machine: OMP_NUM_THREADS=1")
+    parser.add_argument("--json", type=Path, help="where to write the numbers, too")
     options = parser.parse_args()
     K, n, m = options.clients, options.parameters, options.pairs
 
@@ -98,6 +101,14 @@ def main() -> None:
     own_floor = max(read_twice * (K + 2 * m) / K, multiply * (K + 2 * m) ** 2 / K**2)
     out(f"... the same with the products of the pairs counted: {times[with_pairs] / own_floor:.2f} x\n")
     out(f"peak memory beyond the rows and the pairs: {extra / rows_bytes:.3f} x the rows\n")
+    out(f"peak memory of the process: {peak_bytes() / 1e9:.2f} GB\n")
+    if options.json:
+        facts = {"clients": K, "parameters": n, "read_twice": read_twice, "multiply": multiply, "peak": peak_bytes()}
+        steps_found = {name: {"seconds": times[name], "x_floor": times[name] / floor} for name in steps}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(
+            json.dumps({**facts, "threads": torch.get_num_threads(), "steps": steps_found}, indent=1)
+        )
 
 
 if __name__ == "__main__":

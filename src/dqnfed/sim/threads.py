@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import os
+import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +21,9 @@ from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import ModuleModel, Problem, Task
 from dqnfed.core.tensors import map_tensors
 from dqnfed.sim.cohort import Answers, stacked_answers
+
+logger = logging.getLogger("dqnfed")
+SMALL = 2**28  # bytes for which nobody asks whether they are free
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class _Rows:
 
     def make_room(self, first: Any) -> None:
         if self.stacked is None:
-            self.stacked = map_tensors(lambda t: t.new_empty((self._n, *t.shape)), first)
+            self.stacked = map_tensors(lambda t: room_for((self._n, *t.shape), t.dtype), first)
 
     @torch.no_grad()
     def put(self, k: int, record: Any) -> None:
@@ -79,6 +87,29 @@ class _Rows:
             return rows
 
         map_tensors(filled, self.stacked, record)
+
+
+def room_for(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor: in memory or, where it would take more than half of what is free, in a temporary file.
+
+    The server reads the clients' rows in order, a block of columns at a time, which a file bears well.
+    """
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if n_bytes <= SMALL or n_bytes <= free_bytes() / 2:
+        return torch.empty(shape, dtype=dtype)
+    logger.info("the clients' answers take %.1f GB: they go to a temporary file", n_bytes / 1e9)
+    with tempfile.NamedTemporaryFile(prefix="dqnfed-rows-") as file:  # which lives on for as long as it is mapped
+        os.truncate(file.fileno(), n_bytes)
+        return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+
+
+def free_bytes() -> float:
+    """Return how much memory is free for a large tensor; no limit where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 from ray.cluster_utils import Cluster
-from torch import nn
+from torch import Tensor, nn
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Problem, RunResult, looped, run, threads, vectorised
 from dqnfed.core.algorithm import AnyAlgorithm
@@ -111,6 +111,25 @@ def test_threads_have_one_core_each_and_leave_the_others_theirs() -> None:
     before = torch.get_num_threads()
     assert list(one_core_workers(2).map(lambda _: torch.get_num_threads(), range(4))) == [1] * 4
     assert torch.get_num_threads() == before
+
+
+def test_answers_that_do_not_fit_in_memory_go_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = dense_bowl(torch.float64)
+    expected = trained(METHODS["dqn-fed"], case, threads(2)).theta
+    monkeypatch.setattr("dqnfed.sim.threads.SMALL", 0)
+    monkeypatch.setattr("dqnfed.sim.threads.free_bytes", lambda: 0.0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made: list[Tensor] = []
+    original = torch.from_file
+
+    def noted(*arguments: Any, **named: Any) -> Tensor:
+        made.append(original(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr("torch.from_file", noted)
+    assert torch.equal(trained(METHODS["dqn-fed"], case, threads(2)).theta, expected)
+    assert made
+    assert not list(tmp_path.iterdir())  # nothing is left behind
 
 
 def test_what_goes_wrong_in_a_thread_is_told() -> None:

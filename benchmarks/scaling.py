@@ -1,0 +1,135 @@
+"""How the time of a round grows with clients, examples and parameters, next to growth in proportion.
+
+python benchmarks/scaling.py --json scaling.json     # about two minutes
+python benchmarks/scaling.py --overhead-only         # the engine alone: 10 parameters, 100 clients
+
+Each curve's exponent is the slope of log time over log size between its largest sizes: 1 is in proportion, and small
+sizes are cheaper than that only because a round has fixed costs. Times are the shortest of some rounds; with
+`--cpu-time` they are processor time, for busy machines.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dqnfed import Evaluation, FedAvg, Federation, Policy, Problem
+from dqnfed.core.run_folder import RunFolder
+from dqnfed.sim.automatic import automatic
+from dqnfed.sim.engine import cohort_size, fresh_state, play_round
+from dqnfed.sim.feed import Feed
+from dqnfed.sim.journal import Journal, described_clients
+from dqnfed.sim.measure import model_columns
+from dqnfed.sim.state import Setup
+
+N_INPUTS = 64
+CURVES: dict[str, list[int]] = {
+    "clients": [10, 30, 100, 300, 1000],
+    "cohort": [1, 5, 20, 100, 500],
+    "examples": [30, 100, 300, 1000, 3000],
+    "parameters": [10**4, 10**5, 10**6, 10**7, 10**8],
+}
+
+
+def network(n_parameters: int) -> nn.Module:
+    """Return a dense network of about so many parameters, of one hidden layer or, where that were very wide, two."""
+    if n_parameters <= 10**5:
+        width = max(1, n_parameters // (N_INPUTS + 10))
+        return nn.Sequential(nn.Linear(N_INPUTS, width), nn.ReLU(), nn.Linear(width, 10))
+    width = int(math.sqrt(n_parameters))
+    return nn.Sequential(
+        nn.Linear(N_INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
+
+
+def federation(n_clients: int, n_examples: int, n_inputs: int = N_INPUTS, n_classes: int = 10) -> Federation:
+    """Return clients with random examples."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(n_clients, n_examples, n_inputs, generator=generator)
+    labels = torch.randint(0, n_classes, (n_clients, n_examples), generator=generator)
+    tests = [(inputs[c, :1], labels[c, :1]) for c in range(n_clients)]
+    return Federation.from_clients(list(zip(inputs, labels, strict=True)), test=tests)
+
+
+def prepared(problem: Problem, clients: Federation, share: float, evaluation: Evaluation) -> Setup:
+    """Return FedAvg's rounds with one full-batch step."""
+    size = cohort_size(share, clients.n_clients)
+    algorithm = FedAvg().prepare(problem, clients.n_clients, size)
+    feed, runner = Feed(clients, problem, algorithm, 0), automatic(algorithm, problem, clients)
+    return Setup(algorithm, problem, clients, 10**9, size, 0, runner, evaluation, Policy(), feed)
+
+
+def shortest(setup: Setup, rounds: int, clock: Callable[[], float], folder: Path | None = None) -> float:
+    """Return the shortest time of some rounds, with their lines on disk where there is a folder."""
+    state, times = fresh_state(setup), []
+    journal = Journal(None if folder is None else RunFolder(folder), model_columns(setup))
+    journal.open({}, described_clients(setup), setup.problem)
+    for _ in range(rounds + 1):
+        began = clock()
+        journal.add(*play_round(setup, state))
+        times.append(clock() - began)
+    return min(times[1:])
+
+
+def case(curve: str, size: int) -> Setup:
+    """Return the round at one point of a curve."""
+    off = Evaluation(every=10**9, participants=False)
+    if curve == "parameters":
+        return prepared(Problem.from_module(network(size)), federation(4, 64), 1.0, off)
+    problem = Problem.from_module(network(10**5))
+    if curve == "examples":
+        return prepared(problem, federation(10, size), 1.0, off)
+    if curve == "cohort":
+        return prepared(problem, federation(500, 50), size / 500, off)
+    return prepared(problem, federation(size, 50), 1.0, off)
+
+
+def overheads(clock: Callable[[], float]) -> dict[str, float]:
+    """Return the seconds a round of the engine alone: 10 parameters, 100 clients who all take part."""
+    problem, clients = Problem.from_module(nn.Linear(4, 2)), federation(100, 10, 4, 2)
+    wanted = {"a round": Evaluation(every=10**9, participants=False), "with an evaluation of everybody": Evaluation()}
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            name: shortest(prepared(problem, clients, 1.0, evaluation), 200, clock, Path(folder) / f"{k}")
+            for k, (name, evaluation) in enumerate(wanted.items())
+        }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--curves", nargs="*", choices=list(CURVES), default=list(CURVES))
+    parser.add_argument("--overhead-only", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    found = {"overhead": overheads(clock), "curves": {}}
+    out = sys.stdout.write
+    for name, seconds in found["overhead"].items():
+        out(f"engine alone, {name}: {1e3 * seconds:.2f} ms\n")
+    for curve in [] if options.overhead_only else options.curves:
+        sizes = CURVES[curve]
+        times = [shortest(case(curve, size), options.rounds, clock) for size in sizes]
+        exponents = [
+            math.log(times[i + 1] / times[i]) / math.log(sizes[i + 1] / sizes[i]) for i in range(len(sizes) - 1)
+        ]
+        found["curves"][curve] = {"sizes": sizes, "seconds": times, "exponents": exponents}
+        out(f"{curve:10s} " + "  ".join(f"{s:g}: {1e3 * t:.2f} ms" for s, t in zip(sizes, times, strict=True)))
+        out("   exponents " + " ".join(f"{e:.2f}" for e in exponents) + "\n")
+        sys.stdout.flush()
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
