@@ -91,6 +91,11 @@ def block(data: Json) -> str:
         "*improved* is the mean share of participants whose loss a round lowers, *late* the same over the last half of "
         "the rounds; passes and KiB are for one participant and round; *seconds* is a whole run, evaluations included."
     )
+    if any(run["algorithm"] == "fedavg" for run in data["runs"]):
+        meaning += (
+            " *To FedAvg's end* is the first evaluated round whose mean accuracy is at least what FedAvg has after its "
+            "last round, with the same seed; a dash if that never happens with one of the seeds."
+        )
     lines += [
         meaning,
         "",
@@ -131,7 +136,8 @@ def rebuilt(page: str, data: Json) -> str:
 
 def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[str]:
     titles = ["method", *(MEASURES[c] for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
-    titles.append("seeds")
+    targets = {run["seed"]: run["accuracy"]["mean"] for run in methods.get("fedavg", [])}
+    titles += ["to FedAvg's end", "seeds"] if targets else ["seeds"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for name, runs in methods.items():
         cells = [f"`{name}`", *(_spread([run["accuracy"][c] for run in runs]) for c in columns)]
@@ -142,9 +148,21 @@ def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[st
         asked = sum(run["rounds"] * run["participants"] for run in runs)
         cells += [f"{sum(run['passes'] for run in runs) / asked:.1f}"]
         cells += [f"{sum(run['bytes_up'] for run in runs) / asked / 1024:.0f}"]
-        cells += [f"{_mean(run['seconds'] for run in runs):.1f}", str(len(runs))]
+        cells += [f"{_mean(run['seconds'] for run in runs):.1f}"]
+        cells += [*([_first_rounds(runs, targets)] if targets else []), str(len(runs))]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _first_rounds(runs: Sequence[Json], targets: Mapping[int, float]) -> str:
+    """Return the mean number of rounds to the accuracy that FedAvg ends with; a dash if a seed never gets there."""
+    found = [
+        next((number for number, mean in run["curve"] if mean >= round(targets[run["seed"]], 2)), None)
+        for run in runs
+        if run["seed"] in targets
+    ]
+    reached = [number for number in found if number is not None]
+    return f"{_mean(reached):.0f}" if reached and len(reached) == len(found) else "-"
 
 
 def _printed_lines(printed: PrintedTable) -> list[str]:
