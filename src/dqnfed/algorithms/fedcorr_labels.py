@@ -25,8 +25,11 @@ class Groups(NamedTuple):
     prefers_two: bool  # whether two Gaussians explain the values better than one, by the Bayesian criterion
 
 
-def two_groups(values: FloatArray) -> Groups:
+def two_groups(values: FloatArray, *, n_starts: int = 1) -> Groups:
     """Return which values belong to the higher of two Gaussians, scikit-learn's mixture; nobody if all are the same.
+
+    Started once, from the two clusters of k-means, a single far value becomes a group of its own although two wide
+    groups explain all values better; `n_starts` > 1 starts from random values and keeps the likeliest end.
 
     The higher Gaussian may be so wide that it also claims values far below the lower one, and the reverse: a value
     below the lower mean is low and one above the higher mean is high, so that the two groups never interleave.
@@ -36,7 +39,8 @@ def two_groups(values: FloatArray) -> Groups:
     if len(values) < 2 or np.std(values) < CONSTANT:
         return Groups(np.zeros(len(values), dtype=np.bool_), False)
     column = values[:, None]
-    two = GaussianMixture(n_components=2, random_state=0).fit(column)
+    start = "kmeans" if n_starts == 1 else "random_from_data"
+    two = GaussianMixture(n_components=2, n_init=n_starts, init_params=start, random_state=0).fit(column)
     one = GaussianMixture(n_components=1, random_state=0).fit(column)
     low, high = np.sort(two.means_[:, 0])
     is_high = two.predict(column) == int(np.argmax(two.means_[:, 0]))

@@ -49,6 +49,7 @@ from dqnfed.core.problem import Problem, Task, logistic_losses, squared_errors
 from dqnfed.core.seeds import numpy_seed_for
 from dqnfed.maths.directions import mean_step
 
+STARTS = 20  # of the mixture over the clients' scores
 SEEDS = 2**24  # whole numbers that single precision can hold
 
 
@@ -316,7 +317,7 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
 
     def threshold(self, scores: Tensor) -> Tensor:
         """Return the score above which a client is noisy, between the two groups of scores; infinity if all are one."""
-        groups = two_groups(scores.numpy())
+        groups = two_groups(scores.numpy(), n_starts=STARTS)
         is_one = not groups.is_high.any() or bool(groups.is_high.all())
         if is_one or (self.split == "bic" and not groups.prefers_two):
             return torch.full((), torch.inf, dtype=torch.float64)
