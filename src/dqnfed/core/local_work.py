@@ -138,6 +138,10 @@ def sgd_in_place(
             if decay:
                 torch._foreach_mul_(places, 1.0 - lr * decay)
             torch._foreach_add_(places, slopes, alpha=-lr)
+    views = named_parameters(theta, model.layout)
+    for name, leaf in leaves.items():
+        if leaf.data_ptr() != views[name].data_ptr():  # a copy in another layout
+            views[name].copy_(leaf)
 
 
 def _moved(place: Weights, step: Weights, kept: Tensor | None) -> Weights:

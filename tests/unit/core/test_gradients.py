@@ -37,6 +37,17 @@ def convolved(n_outputs: int) -> nn.Module:
     )
 
 
+def imaged(n_outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 3, 3, padding="same"),
+        nn.Tanh(),
+        nn.Conv2d(3, 4, 2),
+        nn.Flatten(),
+        nn.Linear(8, n_outputs),
+    )
+
+
 class Branched(nn.Module):
     """No chain: the input takes two ways."""
 
@@ -53,6 +64,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "linear": lambda n: nn.Linear(WIDTH, n),
     "dense": dense,
     "convolved": convolved,
+    "imaged": imaged,
     "branched": Branched,
 }
 TARGETS: dict[str, tuple[int, Tensor]] = {
@@ -103,7 +115,8 @@ def test_the_gradient_is_that_of_torch_func(model: str, loss: str, ridge: float)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(
-    ("model", "loss"), [("linear", "logistic"), ("dense", "cross-entropy"), ("convolved", "squared-error")]
+    ("model", "loss"),
+    [("linear", "logistic"), ("dense", "cross-entropy"), ("convolved", "squared-error"), ("imaged", "cross-entropy")],
 )
 def test_fused_sgd_is_sgd(model: str, loss: str, weight_decay: float, momentum: float, batch_size: int | None) -> None:
     problem, task, theta = case(model, loss, ridge=0.05, batch_size=batch_size)
@@ -119,7 +132,7 @@ def test_dense_networks_are_done_by_hand_and_others_are_not() -> None:
     for model in MODELS:
         problem, task, theta = case(model, "cross-entropy", ridge=0.0)
         by_formula[model] = by_hand(problem, cast_inputs(task.inputs, theta.dtype), task.targets) is not None
-    assert by_formula == {"linear": True, "dense": True, "convolved": False, "branched": False}
+    assert by_formula == {"linear": True, "dense": True, "convolved": False, "imaged": False, "branched": False}
 
 
 @pytest.mark.parametrize(
