@@ -82,7 +82,7 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
     optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"network"})
 
-    rho: float = 0.1  # penalty on disagreement, > 0
+    rho: float = 1.0  # penalty on disagreement, > 0
     alpha: float = 0.01  # damping of the Newton direction, >= 0
     cg_steps: int = 10  # Gauss-Newton products a round, >= 1
     dual_decay: float = 0.9  # in [0, 1]; 0: no duals
@@ -103,7 +103,7 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         # A small cohort's Newton direction fits that cohort alone: on digits with a tenth of the clients a limit of 1
-        # ended at a mean loss of 0.83, one of 0.3 at 0.19; with a third of them or all, 1 serves.
+        # ended at 85 % on validation examples, one of 0.3 at 95 %; with all of them, 1 at 96 % and 0.3 at 92 %.
         longest = 1.0 if 4 * cohort_size >= n_clients else 0.3
         return self if self.max_step is not None else replace(self, max_step=longest)
 

@@ -73,7 +73,7 @@ class FedNLHead(Algorithm[FedNLHeadServer, FedNLHeadMemory, FedNLHeadUpdate]):
     rank: int = 1  # eigenpairs of each block that travel, >= 1
     server_lr: float = 1.0  # of the body, > 0
     max_step: float = 1.0  # longest step of the head, > 0
-    mu: float = 1e-3  # least curvature of the head, > 0
+    mu: float = 1e-2  # least curvature of the head, > 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
     suits: ClassVar[frozenset[str]] = frozenset({"network"})
 
     rows: int = 10  # of each client's sketch, >= 1
-    damping: float = 0.1  # of the mean eigenvalue that the rows span, > 0
+    damping: float | None = None  # of the mean eigenvalue that the rows span, > 0; None: 0.1, or 1 for small cohorts
     max_step: float = 1.0  # longest step, > 0
     sufficient: float = 0.1  # share of the first-order decrease that a trial must reach, in (0, 1)
     shrink: float = 0.5  # factor between trials, in (0, 1)
@@ -69,9 +69,16 @@ class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
         super().__post_init__()
         check_range(self, "rows", low=1)
         for name in ("damping", "max_step"):
-            check_range(self, name, low=0.0, open_low=True)
+            if getattr(self, name) is not None:
+                check_range(self, name, low=0.0, open_low=True)
         for name in ("sufficient", "shrink"):
             check_range(self, name, low=0.0, high=1.0, open_low=True, open_high=True)
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        # A few rows of a few clients: on digits with a tenth of the clients, 0.1 ended at 74 % on validation examples
+        # and 1 at 85 %; with all of them the two differ by half a percent.
+        enough = 0.1 if 4 * cohort_size >= n_clients else 1.0
+        return self if self.damping is not None else replace(self, damping=enough)
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNSGGNServer:
         return FedNSGGNServer(problem.theta0.clone(), no_search(problem.theta0))
@@ -103,7 +110,7 @@ class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         gradient = updates.gradient.mean(0)
         rows = updates.rows.reshape(-1, len(server.theta))
-        solved = woodbury_solution(rows, gradient, weight=1.0 / len(cohort.clients), damping=self.damping)
+        solved = woodbury_solution(rows, gradient, weight=1.0 / len(cohort.clients), damping=self.damping or 0.1)
         step = solved.step * (self.max_step / solved.step.norm().clamp(min=self.max_step))
         search = begun_search(step, updates.loss.mean(), gradient @ step)
         return ServerStep(server._replace(search=search), Status.AGAIN, {"mu": solved.mu})

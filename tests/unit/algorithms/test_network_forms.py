@@ -109,7 +109,7 @@ def test_head_with_all_eigenpairs_is_a_regularised_newton_step() -> None:
     n = case.problem.n_parameters
     turn = turns_of(FedNLHead(rank=n, blocks="full", max_step=1e6), case)[0]
     H = gauss_newton_matrices(case, case.problem.theta0).mean(0)
-    shift = turn.updates.error.mean() + 1e-3
+    shift = turn.updates.error.mean() + FedNLHead().mu
     eye = torch.eye(n, dtype=torch.float64)
     expected = case.problem.theta0 - torch.linalg.solve(H + shift * eye, mean_gradient(case, case.problem.theta0))
     torch.testing.assert_close(turn.step.server.theta, expected, rtol=1e-8, atol=1e-9)
