@@ -165,7 +165,8 @@ def mixed_sgd(
 
 def unit(v: Tensor) -> Tensor:
     """Return v over its length, the gradient of the length; 0 at 0, where every short vector is one."""
-    return v / torch.linalg.vector_norm(v).clamp(min=torch.finfo(v.dtype).tiny)
+    length: Tensor = torch.linalg.vector_norm(v)
+    return v / length.clamp(min=torch.finfo(v.dtype).tiny)
 
 
 def as_floats(inputs: Tensor, dtype: torch.dtype) -> Tensor:
