@@ -21,6 +21,7 @@ from torch import Tensor
 from dqnfed import DQNFed, Evaluation, FedAvg, Policy, run
 from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.run_folder import load_tensors
 from dqnfed.flower.exchange import fields_of
 from tests.helpers.bowls import network_bowl
 from tests.helpers.flower import (
@@ -325,7 +326,7 @@ def test_a_server_killed_by_the_system_resumes(tmp_path: Path) -> None:
     assert [record["round"] for record in resumed.history] == [-1, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), DQNFed()])
+@pytest.mark.parametrize("algorithm", [FedAvg(), DQNFed(), DQNFed(step="line-search")])
 def test_only_aggregates_are_written_if_so_wished(algorithm: AnyAlgorithm, tmp_path: Path) -> None:
     case = network_bowl()
     private = deployed(algorithm, case, rounds=2, out=tmp_path, evaluation=Evaluation(metrics="aggregate-only"))
@@ -338,3 +339,6 @@ def test_only_aggregates_are_written_if_so_wished(algorithm: AnyAlgorithm, tmp_p
     assert all(math.isfinite(loss) for loss in losses)
     shared = {record["train_loss"]["max"] for record in usual.history}  # the largest loss is an aggregate too
     assert not any(repr(loss) in text for text in texts for loss in losses - shared)
+    (checkpoint,) = (tmp_path / "checkpoint").glob("state-*")
+    numbers = torch.cat([t.double().flatten() for t in load_tensors(checkpoint)[0].values()])
+    assert not bool(torch.isin(torch.tensor(sorted(losses), dtype=torch.float64), numbers).any())
