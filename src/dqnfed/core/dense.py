@@ -133,7 +133,7 @@ class DenseChain:
             if moving is None:
                 matrix.addmm_(delta.t(), seen[k], beta=1.0 - lr * decay, alpha=-lr)
                 if bias is not None:
-                    bias.mul_(1.0 - lr * decay).add_(delta.sum(0), alpha=-lr)
+                    (bias.mul_(1.0 - lr * decay) if decay else bias).add_(delta.sum(0), alpha=-lr)
             else:
                 speeds = moving[k]
                 speeds.matrix.addmm_(delta.t(), seen[k], beta=momentum)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
-from dqnfed.core.tensors import gather, n_rows, named_tensors, tensors
+from dqnfed.core.tensors import finite_rows, gather, n_rows, named_tensors, tensors
 
 FloatArray = NDArray[np.float64]
 U = TypeVar("U", bound=tuple[Any, ...])
@@ -75,9 +75,11 @@ def screen(
     n = n_rows(updates)
     required = [t for name, t in named_tensors(updates).items() if name not in optional and t.is_floating_point()]
     everyone = torch.ones(n, dtype=torch.bool, device=tensors(updates)[0].device)
-    finite = torch.stack([everyone, *(torch.isfinite(t.reshape(n, -1)).all(1) for t in required)])
-    measured = getattr(updates, scales[0]).reshape(n, -1) if scales and scales[0] in _fields(updates) else None
+    field = getattr(updates, scales[0]) if scales and scales[0] in _fields(updates) else None
+    measured = None if field is None else field.reshape(n, -1)
     norms = everyone if measured is None else torch.linalg.vector_norm(measured, dim=1)
+    checked = [finite_rows(t.reshape(n, -1), norms if t is field else None) for t in required]
+    finite = torch.stack([everyone, *checked])
     report = torch.stack([finite.all(0).to(torch.float64), norms.to(torch.float64)]).cpu().numpy()  # the one transfer
     usable, lengths = report[0] > 0, report[1]
     if measured is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dqnfed.core.tensors import (
     concatenated,
+    finite_rows,
     from_named_tensors,
     gather,
     module_layout,
@@ -79,3 +80,14 @@ def test_theta_holds_the_module_in_layout_order() -> None:
     parts = named_parameters(theta, layout)
     assert all(torch.equal(parts[name], parameter) for name, parameter in module.named_parameters())
     assert len(theta) == sum(p.numel() for p in module.parameters()) == 10
+
+
+@pytest.mark.parametrize("width", [1, 3, 1000])
+def test_rows_are_finite_when_all_their_numbers_are(width: int) -> None:
+    rows = torch.ones(6, width)
+    rows[1, -1], rows[2, 0], rows[3, 0] = torch.nan, torch.inf, -torch.inf
+    rows[4] = 1e38  # whose squares, and with them the norm, are too large for float32
+    expected = [True, False, False, False, True, True]
+    assert finite_rows(rows).tolist() == expected
+    assert finite_rows(rows, torch.linalg.vector_norm(rows, dim=1)).tolist() == expected
+    assert finite_rows(rows[:, :0]).all()
