@@ -1,11 +1,12 @@
 # Every target works from a fresh clone: those that need the tools depend on `setup`, which makes .venv once.
 PYTHON ?= python3
 WORKERS ?= 2
+PEERS ?= benchmarks/peers/.environments
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format reference results docs wheel clean
+.PHONY: help setup demo test test-all lint format reference results docs bench wheel clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +58,13 @@ endif
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict
+
+bench: setup ## time rounds next to other frameworks' and how they grow; prints tables, writes docs/results/speed.md
+	PYTHON=$(BIN)/python benchmarks/peers/install.sh $(PEERS)
+	$(BIN)/python benchmarks/side_by_side.py --environments $(PEERS) --json benchmarks/results/side_by_side.json
+	$(BIN)/python benchmarks/scaling.py --json benchmarks/results/scaling.json
+	$(BIN)/python benchmarks/server_step.py --clients 100 --json benchmarks/results/server_step.json
+	$(BIN)/python benchmarks/page.py
 
 wheel: setup ## build dist/dqnfed-*.whl
 	$(BIN)/python -m build --wheel --no-isolation

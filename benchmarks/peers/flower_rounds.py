@@ -11,17 +11,10 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
-from workloads import LEARNING_RATE, WORKLOADS, Pulse, examples, torch_model
+from workloads import LEARNING_RATE, WORKLOADS, Pulse, shared_examples, torch_model
 
 NAME = sys.argv[1]
 WORKLOAD = WORKLOADS[NAME]
-CACHE: dict[str, object] = {}
-
-
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    if "data" not in CACHE:
-        CACHE["data"] = tuple(torch.from_numpy(a) for a in examples(WORKLOAD))
-    return CACHE["data"]  # type: ignore[return-value]
 
 
 class Client(NumPyClient):
@@ -33,11 +26,11 @@ class Client(NumPyClient):
         with torch.no_grad():
             for place, value in zip(self._model.parameters(), parameters, strict=True):
                 place.copy_(torch.from_numpy(value))
-        inputs, labels = data()
+        inputs, labels = (torch.from_numpy(a[self._client]) for a in shared_examples(NAME))
         optimiser, loss = torch.optim.SGD(self._model.parameters(), lr=LEARNING_RATE), nn.CrossEntropyLoss()
         for rows in torch.randperm(WORKLOAD.n_examples).split(WORKLOAD.batch_size):
             optimiser.zero_grad()
-            loss(self._model(inputs[self._client][rows]), labels[self._client][rows]).backward()
+            loss(self._model(inputs[rows]), labels[rows]).backward()
             optimiser.step()
         return [p.detach().numpy() for p in self._model.parameters()], WORKLOAD.n_examples, {}
 

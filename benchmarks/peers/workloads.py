@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,12 @@ def examples(workload: Workload) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, 
     some = generator.standard_normal((workload.cohort, workload.n_examples, *workload.shape), dtype=np.float32)
     inputs = np.concatenate([some] * (workload.n_clients // workload.cohort))  # to draw more would take long
     return inputs, generator.integers(0, workload.n_classes, (workload.n_clients, workload.n_examples))
+
+
+@cache
+def shared_examples(name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the workload's examples, drawn once in a process."""
+    return examples(WORKLOADS[name])
 
 
 def torch_model(name: str) -> Any:
