@@ -113,8 +113,8 @@ class DenseChain:
 
     def descend(
         self,
-        theta: Tensor,
-        velocity: Tensor | None,
+        weights: Sequence[Weights],
+        moving: Sequence[Weights] | None,
         features: Tensor,
         slope: Callable[[Tensor], Tensor],
         *,
@@ -122,9 +122,7 @@ class DenseChain:
         momentum: float,
         decay: float,
     ) -> None:
-        """Take one step of SGD in place; `velocity` is None exactly where the momentum is zero."""
-        weights = self.views(theta)
-        moving = None if velocity is None else self.views(velocity)
+        """Take one step of SGD in place; `moving` holds the velocities, None exactly where the momentum is zero."""
         seen = self.forward(weights, features)
         delta = slope(seen[-1])
         for k in reversed(range(len(weights))):

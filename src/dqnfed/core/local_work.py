@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dqnfed.core.dense import Weights
+from dqnfed.core.dense import DenseChain, Weights
 from dqnfed.core.gradients import (
     Features,
+    Slope,
     batch_gradient,
     batch_shares,
     by_hand,
@@ -112,19 +113,17 @@ def sgd_in_place(
     lr, velocity = float(task.lr), torch.zeros_like(theta) if momentum else None
     inputs, everyone = cast_inputs(task.inputs, theta.dtype), task_shares(task)
     found = by_hand(problem, inputs, task.targets)
-    leaves = {} if found else parameter_leaves(theta, model)
-    speeds = [] if found or velocity is None else list(named_parameters(velocity, model.layout).values())
+    if found is not None:
+        _dense_sgd(task, theta, velocity, *found, momentum=momentum, decay=decay)
+        return
+    leaves = parameter_leaves(theta, model)
+    speeds = [] if velocity is None else list(named_parameters(velocity, model.layout).values())
     for batch, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
         rows = None if batch.shape[-1] == 0 else batch if n_rows == len(batch) else batch[batch >= 0]
         if rows is not None and n_rows == 0:
             continue
         targets = task.targets if rows is None else task.targets.index_select(0, rows)
         shares = everyone if rows is None else equal_shares(theta, n_rows)
-        if found is not None:
-            chain, features, slope = found
-            seen = features if rows is None else features.index_select(0, rows)
-            chain.descend(theta, velocity, seen, slope(targets, shares), lr=lr, momentum=momentum, decay=decay)
-            continue
         examples = inputs if rows is None else inputs.index_select(0, rows)
         slopes, _ = leaf_slopes(problem, model, leaves, examples, targets, shares)
         places = list(leaves.values())
@@ -142,6 +141,34 @@ def sgd_in_place(
     for name, leaf in leaves.items():
         if leaf.data_ptr() != views[name].data_ptr():  # a copy in another layout
             views[name].copy_(leaf)
+
+
+def _dense_sgd(
+    task: Task,
+    theta: Tensor,
+    velocity: Tensor | None,
+    chain: DenseChain,
+    features: Tensor,
+    slope: Callable[[Tensor, Tensor], Slope],
+    *,
+    momentum: float,
+    decay: float,
+) -> None:
+    """Change theta by the task's local steps, layer by layer inside the products; batches share one place."""
+    lr, weights, moving = float(task.lr), chain.views(theta), None if velocity is None else chain.views(velocity)
+    width = task.batches.shape[-1]
+    place, equal = features.new_empty(width, features.shape[1]), equal_shares(theta, width)
+    for batch, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
+        if width == 0:
+            seen, targets, shares = features, task.targets, task_shares(task)
+        elif n_rows == 0:
+            continue
+        else:
+            rows = batch if n_rows == width else batch[batch >= 0]
+            seen = torch.index_select(features, 0, rows, out=place[:n_rows])
+            targets = task.targets.index_select(0, rows)
+            shares = equal if n_rows == width else equal_shares(theta, n_rows)
+        chain.descend(weights, moving, seen, slope(targets, shares), lr=lr, momentum=momentum, decay=decay)
 
 
 def _moved(place: Weights, step: Weights, kept: Tensor | None) -> Weights:
