@@ -33,7 +33,7 @@ def chosen(words: list[str], algorithm: FedAvg | DQNFed, problem: Problem, feder
 def main(name: str, method: str = "fedavg", *words: str) -> None:
     pulse, workload = Pulse(), WORKLOADS[name]
     inputs, labels = (torch.from_numpy(a) for a in examples(workload))
-    tests = [(inputs[c][:1], labels[c][:1]) for c in range(workload.n_clients)]
+    tests = [(inputs[c][:1].clone(), labels[c][:1].clone()) for c in range(workload.n_clients)]
     federation = Federation.from_clients(list(zip(inputs, labels, strict=True)), test=tests)
     del inputs, labels
     problem = Problem.from_module(torch_model(name))
