@@ -128,3 +128,27 @@ def test_room_is_reserved_once_and_filled_as_clients_arrive() -> None:
         places.add(store.rows.notes.data_ptr())
         assert len(store.rows.notes) == client + 1
     assert len(places) == 1  # never copied
+
+
+@pytest.mark.parametrize("large", [0, 2**20])  # written one by one, or stacked first
+@pytest.mark.parametrize("n_stacked", [0, 3])  # clients that came stacked before
+def test_memories_that_come_one_by_one_are_kept_and_survive_a_file(
+    large: int, n_stacked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dqnfed.sim.memory.LARGE", large)
+    store, tasks = store_of(Visited(), 6)
+    if n_stacked:
+        store.put(torch.arange(n_stacked), Diary(torch.arange(3.0), torch.zeros(3, 2, dtype=torch.float64)))
+    kept = {c: Diary(torch.tensor(10.0 + c), torch.full((2,), float(c), dtype=torch.float64)) for c in (1, 4)}
+    store.keep(list(kept), list(kept.values()))
+    other, _ = store_of(Visited(), 6)
+    other.load({name: t.clone() for name, t in store.named().items()}, torch.device("cpu"))
+    for found in (store, other):
+        for c in range(6):
+            fresh = float(tasks(torch.tensor([c])).mask.sum())
+            visits = 10.0 + c if c in kept else float(c) if c < n_stacked else fresh
+            one = found.one(c, Task(*(t[0] for t in tasks(torch.tensor([c])))))
+            assert float(one.n_visits) == visits
+            assert one.notes.tolist() == [float(c) if c in kept else 0.0] * 2
+        everyone = torch.arange(6)
+        assert [float(v) for v in found.get(everyone, tasks(everyone)).n_visits[[1, 4]]] == [11.0, 14.0]
