@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 from torch.func import grad_and_value
 
@@ -197,6 +196,8 @@ def common_descent_weights(M: FloatArray, target: FloatArray, *, tolerance: floa
     they are used where the solver's answer is not.
     """
     K = len(M)
+    from scipy.optimize import linprog
+
     found = linprog(
         -(M @ target),
         A_ub=-M,

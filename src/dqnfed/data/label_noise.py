@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from dqnfed.core.federation import Federation
@@ -110,6 +109,8 @@ def instance_noise(
     """
     x = inputs.reshape(len(labels), -1).double().cpu().numpy()
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    from scipy.special import ndtr, ndtri
+
     low, high = ndtr((0.0 - level) / SPREAD), ndtr((1.0 - level) / SPREAD)
     own_level = level + SPREAD * ndtri(chance.uniform(low, high, len(labels)))
     outputs = np.empty((len(labels), n_classes))

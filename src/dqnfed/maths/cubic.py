@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 MIN_LIPSCHITZ = 1e-12  # a quadratic has none; the cube is then as good as absent
@@ -23,6 +22,8 @@ def cubic_step(A: Tensor, g: Tensor, lipschitz: float) -> CubicStep:
     h = -(A + (M r / 2) I)^-1 g where r = ||h|| solves the secular equation; its right side falls in r and is at most
     ||g|| / (M r / 2), so r lies in [0, sqrt(2 ||g|| / M)] and bracketing cannot fail (Nesterov & Polyak 2006, Sec. 5).
     """
+    from scipy.optimize import brentq
+
     values, vectors = torch.linalg.eigh((A + A.T) / 2.0)
     spectrum = np.clip(values.double().cpu().numpy(), 0.0, None)
     along = (vectors.T @ g).double().cpu().numpy()

@@ -4,8 +4,6 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
-import scipy.optimize
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
@@ -84,8 +82,10 @@ def _checked_box(y: FloatArray, lower: FloatArray, upper: FloatArray) -> tuple[F
 
 def nnls(A: FloatArray, b: FloatArray) -> FloatArray | None:
     """Return argmin ||A z - b|| over z >= 0 (Lawson & Hanson 1974), or None where the iteration limit is reached."""
+    from scipy import optimize  # half a second, and most runs never come here
+
     try:
-        z, _ = scipy.optimize.nnls(A, b, maxiter=10 * A.shape[1] + 100)
+        z, _ = optimize.nnls(A, b, maxiter=10 * A.shape[1] + 100)
     except RuntimeError:
         return None
     return np.asarray(z, dtype=np.float64)
@@ -226,13 +226,15 @@ def _newton_move(M: FloatArray, r: FloatArray, slope: FloatArray, missing: float
     By the bordered system, which stays regular where M alone is singular; if that is singular too, by eigenvectors,
     going far along a direction in which the value falls without curving.
     """
+    from scipy import linalg
+
     along = r / np.linalg.norm(r)
     ahead = missing / float(np.linalg.norm(r))
     system = np.block([[M, -along[:, None]], [along[None, :], np.zeros((1, 1))]])
     right = np.append(-slope, ahead)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", scipy.linalg.LinAlgWarning)
-        solution = scipy.linalg.lu_solve(scipy.linalg.lu_factor(system), right, check_finite=False)
+        warnings.simplefilter("ignore", linalg.LinAlgWarning)
+        solution = linalg.lu_solve(linalg.lu_factor(system), right, check_finite=False)
     if np.isfinite(solution).all() and np.abs(system @ solution - right).max() <= 1e-6 * np.abs(right).max():
         return np.asarray(solution[:-1])
     tangent = np.eye(len(r)) - np.outer(along, along)
