@@ -82,7 +82,7 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
     optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
     suits: ClassVar[frozenset[str]] = frozenset({"network"})
 
-    rho: float = 1.0  # penalty on disagreement, > 0
+    rho: float | None = None  # penalty on disagreement, > 0; None: 0.1, or 1 if less than a quarter take part
     alpha: float = 0.01  # damping of the Newton direction, >= 0
     cg_steps: int = 10  # Gauss-Newton products a round, >= 1
     dual_decay: float = 0.9  # in [0, 1]; 0: no duals
@@ -92,20 +92,28 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "rho", low=0.0, open_low=True)
         check_range(self, "alpha", low=0.0)
         check_range(self, "cg_steps", low=1)
         check_range(self, "dual_decay", low=0.0, high=1.0)
-        if self.max_step is not None:
-            check_range(self, "max_step", low=0.0, open_low=True)
+        for name in ("rho", "max_step"):
+            if getattr(self, name) is not None:
+                check_range(self, name, low=0.0, open_low=True)
         for name in ("sufficient", "shrink"):
             check_range(self, name, low=0.0, high=1.0, open_low=True, open_high=True)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        # A small cohort's Newton direction fits that cohort alone: on digits with a tenth of the clients a limit of 1
-        # ended at 85 % on validation examples, one of 0.3 at 95 %; with all of them, 1 at 96 % and 0.3 at 92 %.
-        longest = 1.0 if 4 * cohort_size >= n_clients else 0.3
-        return self if self.max_step is not None else replace(self, max_step=longest)
+        # A small cohort's Newton direction fits that cohort alone. On digits, validation examples, with a tenth of the
+        # clients: 81 % with rho 0.1 and a limit of 1, 88 % with a limit of 0.3, 95 % with rho 1 as well. With all of
+        # them rho 0.1 and a limit of 1 are better: 97 % against 92 %.
+        is_small = 4 * cohort_size < n_clients
+        rho = (1.0 if is_small else 0.1) if self.rho is None else self.rho
+        longest = (0.3 if is_small else 1.0) if self.max_step is None else self.max_step
+        return replace(self, rho=rho, max_step=longest)
+
+    @property
+    def penalty(self) -> float:
+        """What rho is; that of large cohorts before anybody has said."""
+        return 0.1 if self.rho is None else self.rho
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNewCGServer:
         theta = problem.theta0.clone()
@@ -127,17 +135,17 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
         if isinstance(sent, Trial):
             return TrialLoss(problem.loss(sent.theta, task)), memory
         if isinstance(sent, Agree):
-            dual = self.dual_decay * memory.dual + self.rho * (memory.own_step - sent.step)
+            dual = self.dual_decay * memory.dual + self.penalty * (memory.own_step - sent.step)
             kept = dual if self.dual_decay > 0 else torch.zeros_like(dual)
             return TrialLoss(problem.loss(sent.theta, task)), memory._replace(dual=kept)
         gradient = client_gradient(problem, task, sent.theta)
 
         def product(v: Tensor) -> Tensor:
-            return gauss_newton_product(problem, task, sent.theta, v) + (self.alpha + self.rho) * v
+            return gauss_newton_product(problem, task, sent.theta, v) + (self.alpha + self.penalty) * v
 
-        wanted = gradient - memory.dual + self.rho * sent.step
+        wanted = gradient - memory.dual + self.penalty * sent.step
         own = cg_solution(product, wanted, n_iterations=self.cg_steps, start=sent.step)
-        update = FedNewCGUpdate(own + memory.dual / self.rho, gradient, problem.loss(sent.theta, task))
+        update = FedNewCGUpdate(own + memory.dual / self.penalty, gradient, problem.loss(sent.theta, task))
         return update, memory._replace(own_step=own)
 
     def server_step(
