@@ -125,7 +125,9 @@ def write_tables(out: Path) -> str:
         ]
         for method in METHODS:
             found = [json.loads(path.read_text()) for path in sorted((out / partition / method).glob("*/summary.json"))]
-            values = [measured(summary) for summary in found if summary["status"] != "interrupted"]
+            values = [
+                measured(summary) for summary in found if "noise" in summary and summary["status"] != "interrupted"
+            ]
             if values:
                 rows.append({"partition": partition, "method": method, "runs": values})
                 keys = [*COLUMNS, *FOUND, "passes", "seconds"]
