@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -134,10 +135,12 @@ def test_dry_run_writes_nothing(dqnfed, tmp_path: Path) -> None:  # type: ignore
     assert list(tmp_path.iterdir()) == []
 
 
-def test_verbose_tells_of_checkpoints(dqnfed) -> None:  # type: ignore[no-untyped-def]
-    ended = dqnfed("run", "digits", "--rounds", "2", "--set", "run.checkpoint_seconds=0", "-v", "--out", "told")
-    assert ended.code == 0
-    assert [round for round in (0, 1) if f"checkpoint after round {round}" in ended.err] == [0, 1]
+def test_verbose_tells_of_checkpoints(tmp_path: Path) -> None:
+    """In a process of its own: logging is set up once in a process, and other tests have been there before."""
+    options = ["--rounds", "2", "--set", "run.checkpoint_seconds=0", "-v", "--out", str(tmp_path / "told")]
+    command = [sys.executable, "-m", "dqnfed", "run", "digits", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [round for round in (0, 1) if f"checkpoint after round {round}" in ended.stderr] == [0, 1]
 
 
 def test_doctor_finds_nothing_wrong(dqnfed) -> None:  # type: ignore[no-untyped-def]

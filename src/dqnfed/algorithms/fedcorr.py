@@ -41,15 +41,16 @@ class FedCorr(LabelCorrection):
 
     Evaluation: as the finishing method.
 
-    Differences: Unlike the official code, an example's loss is its cross-entropy, not the cross-entropy of its softmax
-    output; equal outputs lie 1e-12 apart instead of making the score 0; the pull acts in every step, with gradient 0
-    where v = theta; `neighbours` has an effect, and clients with few examples use as many as they have. A score below
-    the lower Gaussian's mean is never noisy, however wide the higher one is. Unlike the paper, all clients are clean
-    unless two Gaussians explain the scores better than one (Bayesian information criterion), since a mixture splits any
-    set of numbers; `split = "always"` is the paper's. The order of visits is the same in every run, since the seed
-    deals the clients anew. A client compares its own score with the threshold, so that nobody learns about another.
-    Examples are mixed during visits only; afterwards the local work is the finishing method's. A visit that ends
-    outside the numbers changes nothing and counts as score 0.
+    Differences: Unlike the official code, an example's loss is its cross-entropy, not the cross-entropy of its
+    softmax output; equal outputs lie 1e-12 apart instead of making the score 0; the pull acts in every step, with
+    gradient 0 where v = theta; `neighbours` has an effect, and clients with few examples use as many as they have. A
+    score below the lower Gaussian's mean is never noisy, however wide the higher one is. Unlike the paper, all
+    clients are clean unless two Gaussians explain the scores better than one (Bayesian information criterion), since
+    a mixture splits any set of numbers; `split = "always"` is the paper's. Unlike the paper, the Gaussians are fitted
+    to log(1 + score), from several starts: one client far above all others otherwise hides the other noisy ones. The
+    order of visits is the same in every run, since the seed deals the clients anew. A client compares its own score
+    with the threshold, so that nobody learns about another. Examples are mixed during visits only; afterwards the
+    local work is the finishing method's. A visit that ends outside the numbers changes nothing and counts as score 0.
 
     Reference: Xu, Chen, Quek & Chong, FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022.
     """

@@ -28,8 +28,9 @@ class Groups(NamedTuple):
 def two_groups(values: FloatArray, *, n_starts: int = 1) -> Groups:
     """Return which values belong to the higher of two Gaussians, scikit-learn's mixture; nobody if all are the same.
 
-    Started once, from the two clusters of k-means, a single far value becomes a group of its own although two wide
-    groups explain all values better; `n_starts` > 1 starts from random values and keeps the likeliest end.
+    Started once, from the two clusters of k-means, a single far value may become a group of its own although two wide
+    groups explain all values better; with `n_starts` > 1 it starts from as many places at which the sorted values can
+    be cut in two, and the likeliest end counts.
 
     The higher Gaussian may be so wide that it also claims values far below the lower one, and the reverse: a value
     below the lower mean is low and one above the higher mean is high, so that the two groups never interleave.
@@ -39,13 +40,31 @@ def two_groups(values: FloatArray, *, n_starts: int = 1) -> Groups:
     if len(values) < 2 or np.std(values) < CONSTANT:
         return Groups(np.zeros(len(values), dtype=np.bool_), False)
     column = values[:, None]
-    start = "kmeans" if n_starts == 1 else "random_from_data"
-    two = GaussianMixture(n_components=2, n_init=n_starts, init_params=start, random_state=0).fit(column)
+    starts: list[dict[str, FloatArray]] = [{}] if n_starts == 1 else _cuts(np.sort(values), n_starts)
+    fits = [GaussianMixture(n_components=2, random_state=0, **start).fit(column) for start in starts]
+    two = max(fits, key=lambda fit: float(fit.lower_bound_))
     one = GaussianMixture(n_components=1, random_state=0).fit(column)
     low, high = np.sort(two.means_[:, 0])
     is_high = two.predict(column) == int(np.argmax(two.means_[:, 0]))
     is_high = (is_high | (values >= high)) & (values > low)
     return Groups(is_high, bool(two.bic(column) < one.bic(column)))
+
+
+def _cuts(ordered: FloatArray, n: int) -> list[dict[str, FloatArray]]:
+    """Return the mixtures, as scikit-learn wants them, of the two parts at each of n places to cut the values."""
+    least = 1e-3 * float(np.var(ordered))  # a part of one value has no spread of its own
+    places = sorted({max(1, min(len(ordered) - 1, round(len(ordered) * k / (n + 1)))) for k in range(1, n + 1)})
+    found = []
+    for place in places:
+        parts = ordered[:place], ordered[place:]
+        found.append(
+            {
+                "weights_init": np.array([len(part) / len(ordered) for part in parts]),
+                "means_init": np.array([[part.mean()] for part in parts]),
+                "precisions_init": np.array([[[1.0 / (part.var() + least)]] for part in parts]),
+            }
+        )
+    return found
 
 
 def dimension_score(probabilities: FloatArray, neighbours: int) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -317,7 +318,8 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
 
     def threshold(self, scores: Tensor) -> Tensor:
         """Return the score above which a client is noisy, between the two groups of scores; infinity if all are one."""
-        groups = two_groups(scores.numpy(), n_starts=STARTS)
+        # of the logarithms: among the scores themselves one client far above all others is likeliest a group of its own
+        groups = two_groups(np.log1p(scores.numpy()), n_starts=STARTS)
         is_one = not groups.is_high.any() or bool(groups.is_high.all())
         if is_one or (self.split == "bic" and not groups.prefers_two):
             return torch.full((), torch.inf, dtype=torch.float64)
