@@ -17,6 +17,19 @@ from torch import Tensor, nn
 from dqnfed.core.tensors import Layout
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+# By an activation's name; in place where nobody else looks at what came before it, and fresh under torch.func.
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "tanh": torch.tanh_,
+    "sigmoid": torch.sigmoid_,
+    "": lambda h: h,
+}
+FRESH: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "": lambda h: h,
+}
 SILENT = (nn.Identity, nn.Dropout)  # layers that do nothing in evaluation mode
 
 
@@ -66,7 +79,7 @@ class DenseChain:
         seen = [features]
         for layer, (matrix, bias) in zip(self.layers, weights, strict=True):
             h = torch.mm(seen[-1], matrix.t()) if bias is None else torch.addmm(bias, seen[-1], matrix.t())
-            seen.append(_activated(layer.activation, h))
+            seen.append(IN_PLACE[layer.activation](h))
         return seen
 
     def gradient(self, theta: Tensor, features: Tensor, slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -95,7 +108,7 @@ class DenseChain:
         seen = [features]
         for layer, (matrix, bias) in zip(self.layers, weights, strict=True):
             h = seen[-1] @ matrix.t()
-            seen.append(_activation(layer.activation, h if bias is None else h + bias))
+            seen.append(FRESH[layer.activation](h if bias is None else h + bias))
         delta, found = slope(seen[-1]), []
         for k in reversed(range(len(weights))):
             found.append(Weights(delta.t() @ seen[k], None if weights[k].bias is None else delta.sum(0)))
@@ -171,30 +184,6 @@ def dense_chain(module: nn.Module, layout: Layout) -> DenseChain | None:
         return None
     used = sum(at.n_outputs * (at.n_inputs + (at.bias is not None)) for at in layers)
     return DenseChain(tuple(preparation), tuple(layers)) if used == position else None
-
-
-def _activated(name: str, h: Tensor) -> Tensor:
-    match name:
-        case "relu":
-            return h.relu_()
-        case "tanh":
-            return h.tanh_()
-        case "sigmoid":
-            return h.sigmoid_()
-        case _:
-            return h
-
-
-def _activation(name: str, h: Tensor) -> Tensor:
-    match name:
-        case "relu":
-            return h.relu()
-        case "tanh":
-            return h.tanh()
-        case "sigmoid":
-            return h.sigmoid()
-        case _:
-            return h
 
 
 def _pulled_back(name: str, delta: Tensor, activated: Tensor) -> Tensor:

@@ -43,18 +43,16 @@ def local_sgd(
     `proximal(theta)` is applied after every step, for penalties whose step is taken implicitly. A client with fewer
     batches than the others of its cohort stands still in the steps it does not have.
     """
-    model = problem.predict
-    is_usual = extra_gradient is None and proximal is None and is_plain(problem, theta)
-    if is_usual and isinstance(model, ModuleModel):
-        moved = theta.clone()
-        sgd_in_place(problem, model, task, moved, momentum=momentum, decay=weight_decay + problem.ridge)
-        return moved
-    if theta.is_cuda and _is_captured(problem, task) and extra_gradient is None and proximal is None:
-        assert isinstance(model, ModuleModel)
-        return graphed_sgd(problem, model, task, theta, momentum=momentum, decay=weight_decay + problem.ridge)
-    is_simple = momentum == 0.0 and extra_gradient is None and proximal is None and is_transformed()
-    if is_simple and (found := in_formulas(problem, task)) is not None:
-        return sgd_by_layers(problem, task, theta, found, decay=weight_decay + problem.ridge)
+    model, decay = problem.predict, weight_decay + problem.ridge
+    if extra_gradient is None and proximal is None and isinstance(model, ModuleModel):
+        if is_plain(problem, theta):
+            moved = theta.clone()
+            sgd_in_place(problem, model, task, moved, momentum=momentum, decay=decay)
+            return moved
+        if theta.is_cuda and _is_captured(problem, task):
+            return graphed_sgd(problem, model, task, theta, momentum=momentum, decay=decay)
+        if momentum == 0.0 and is_transformed() and (found := in_formulas(problem, task)) is not None:
+            return sgd_by_layers(problem, task, theta, found, decay=decay)
     velocity = torch.zeros_like(theta)
     for batch in task.batches:
         slope = batch_gradient(problem, theta, task, batch)

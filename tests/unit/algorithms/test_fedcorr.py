@@ -196,7 +196,7 @@ def test_unlike_official_code_a_client_below_the_clean_ones_is_clean() -> None:
 
 
 def test_unlike_paper_one_client_with_an_outlying_score_is_no_group_of_its_own() -> None:
-    """Of 20 draws at most three are split wrongly; among the scores themselves the outlier is likeliest in many."""
+    """Of 20 draws at most two are split wrongly; among the scores themselves the outlier is likeliest in many."""
 
     def is_split_well(seed: int) -> bool:
         rng = np.random.default_rng(seed)
@@ -204,7 +204,7 @@ def test_unlike_paper_one_client_with_an_outlying_score_is_no_group_of_its_own()
         is_high = scores > float(FedCorr().threshold(torch.from_numpy(scores)))
         return bool(is_high[29:].mean() > 0.85 and is_high[:29].mean() < 0.1)
 
-    assert sum(map(is_split_well, range(20))) >= 17
+    assert sum(map(is_split_well, range(20))) >= 18
 
 
 @pytest.mark.parametrize("values", [np.full(30, 2.5), np.array([1.0]), np.array([])])
