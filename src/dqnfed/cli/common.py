@@ -110,13 +110,31 @@ def print_notes(config: Any, quiet: bool) -> None:
 
 def observers_of(config: Any, quiet: bool) -> Callable[[str], Sequence[Any]]:
     from dqnfed.experiments.progress import ProgressBar
-    from dqnfed.experiments.trackers import make_trackers
+    from dqnfed.experiments.trackers import trackers_of
 
     def made(label: str) -> Sequence[Any]:
-        trackers = make_trackers([name for name, wanted in config.track.model_dump().items() if wanted])
+        trackers = trackers_of(config)
         return trackers if quiet or not console.is_terminal else [ProgressBar(console, label), *trackers]
 
     return made
+
+
+def run_planned(planned: Sequence[Any], config: Any, jobs: int | None, folder: Path, quiet: bool) -> list[Path]:
+    """Return the folders of the runs that are finished, so many at a time, with progress in the terminal."""
+    from dqnfed.experiments.compare import run_all
+    from dqnfed.experiments.planned import is_finished
+    from dqnfed.experiments.progress import RunBoard
+
+    board = RunBoard(errors, enabled=errors.is_terminal and not quiet)  # where warnings are shown, too
+    try:
+        return run_all(planned, jobs=jobs, observers=observers_of(config, quiet), board=board)
+    except KeyboardInterrupt:
+        n_finished = sum(is_finished(run.folder, run.config) for run in planned)
+        errors.print(
+            f"{n_finished} of {len(planned)} runs are finished; the same command with --out {folder} goes on",
+            soft_wrap=True,
+        )
+        raise
 
 
 def print_estimate(config: Any) -> None:

@@ -20,9 +20,9 @@ from dqnfed.cli.common import (
     default_out,
     errors,
     names_of,
-    observers_of,
     print_report,
     read_settings,
+    run_planned,
 )
 
 
@@ -77,7 +77,7 @@ def sweep(
         best = ", ".join(f"{key} = {value}" for key, value in f.best.items()) or "defaults"
         score = "" if f.score is None else f" (validation {f.score:.2f})"
         console.print(f"{f.algorithm}: {escape(best)}{score}")
-    done = final_runs(plan, found, observers=observers_of(config, quiet))
+    done = run_planned(final_runs(plan, found), config, plan.jobs, plan.out, quiet)
     print_report(done, plan.out / "report.html", f"{config.name}, every method at its best", quiet)
     if not quiet:
         console.print(f"whole grid: {plan.out / 'sweep.md'}")

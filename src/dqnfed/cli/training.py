@@ -28,6 +28,7 @@ from dqnfed.cli.common import (
     read_settings,
     refuse_used,
     refuse_without_table,
+    run_planned,
 )
 
 
@@ -93,6 +94,16 @@ def compare(
     algorithms: Annotated[str | None, typer.Option("--algorithms", help="Names, separated by commas.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every method that suits the experiment.")] = False,
     seeds: Annotated[str, typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4).")] = "0",
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            help="Runs at a time, each in a process with its share of the cores; the results are the same. Default: "
+            "on a CPU as many as there are cores and 3 GB of free memory for; on a GPU, or where the experiment sets "
+            "run.threads or computes over Ray, 1.",
+        ),
+    ] = None,
     rounds: Rounds = None,
     change: Changes = None,
     out: Out = None,
@@ -118,11 +129,12 @@ def compare(
         return
     folder = out or default_out(config.name)
     numbers = comparison.seeds_from(seeds)
-    done = comparison.compare(config, chosen, numbers, folder, observers=observers_of(config, quiet))
+    planned = comparison.planned_runs(config, chosen, numbers, folder)
+    done = run_planned(planned, config, jobs, folder, quiet)
     if not done:
         raise ValueError("none of the methods could run; the messages above say why.")
     print_report(done, folder / "report.html", config.name, quiet)
-    if len(done) < len(chosen) * len(numbers):
+    if len(done) < len(planned):
         raise typer.Exit(1)  # some method could not run; the messages above say which and why
 
 

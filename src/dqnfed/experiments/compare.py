@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dqnfed.core.run_folder import RunFolder
 from dqnfed.experiments.config import Config, ConfigError
-from dqnfed.experiments.experiment import (
-    build_algorithm,
-    method_named,
-    problem_kind,
-    run_experiment,
-    suitable_algorithms,
-)
+from dqnfed.experiments.experiment import build_algorithm, method_named, problem_kind, suitable_algorithms
+from dqnfed.experiments.planned import Planned, is_finished, placed, played
+from dqnfed.experiments.progress import RunBoard
+from dqnfed.experiments.side_by_side import automatic_jobs, finished_side_by_side, say_impossible
 
-logger = logging.getLogger("dqnfed")
 ObserverFactory = Callable[[str], Sequence[Any]]
 
 
@@ -31,56 +25,50 @@ def chosen_algorithms(config: Config, named: Sequence[str], *, everything: bool)
     return names
 
 
-def compare(
-    config: Config,
-    algorithms: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
+def planned_runs(config: Config, algorithms: Sequence[str], seeds: Sequence[int], out: Path) -> list[Planned]:
+    """Return every method with every seed, into OUT/<method>/<seed>, refusing bad hyper-parameters before any run."""
+    for name in algorithms:
+        build_algorithm(config.with_algorithm(name))
+    return placed(
+        [(config.with_algorithm(name).with_seed(seed), out / name / str(seed)) for seed in seeds for name in algorithms]
+    )
+
+
+def run_all(
+    planned: Sequence[Planned],
     *,
-    observers: ObserverFactory = lambda label: (),
+    jobs: int | None = 1,  # runs at a time; None: as many as the machine bears
+    observers: ObserverFactory = lambda label: (),  # of one run after the other
+    board: RunBoard | None = None,  # of runs side by side
 ) -> list[Path]:
-    """Run every method with every seed into OUT/<method>/<seed> and return the finished folders.
+    """Play the runs, and return the folders of those that are finished.
 
     A folder that is finished is kept, one that was interrupted is resumed; a method that cannot run is reported and
     the others go on. Ctrl-C ends the comparison after the round, with everything saved.
     """
-    planned = [(name, seed) for seed in seeds for name in algorithms]
-    for name in algorithms:
-        build_algorithm(config.with_algorithm(name))  # bad hyper-parameters are refused before the first run
-    done: list[Path] = []
-    for i, (name, seed) in enumerate(planned):
-        folder = out / name / str(seed)
-        chosen = config.with_algorithm(name).with_seed(seed)
-        if is_finished(folder, chosen):
-            done.append(folder)
-            continue
-        label = f"[{i + 1}/{len(planned)}] {name}, seed {seed}"
-        try:
-            result = run_experiment(chosen, folder, observers=observers(label), resume=was_started(folder, chosen))
-        except (ValueError, RuntimeError) as error:
-            logger.error("%s with seed %d could not run: %s", name, seed, error)
-            continue
-        if result.summary["status"] == "interrupted":
+    kept = {run.folder for run in planned if is_finished(run.folder, run.config)}
+    missing = [run for run in planned if run.folder not in kept]
+    jobs = automatic_jobs(missing) if jobs is None else min(jobs, len(missing))
+    if jobs > 1:
+        done = finished_side_by_side(missing, jobs, board or RunBoard())
+    else:
+        done = finished_in_turn(missing, observers)
+    kept.update(run.folder for run in done)
+    return [run.folder for run in planned if run.folder in kept]
+
+
+def finished_in_turn(runs: Sequence[Planned], observers: ObserverFactory) -> list[Planned]:
+    """Return the runs that came to their end, played one after the other in this process."""
+    done: list[Planned] = []
+    for run in runs:
+        ending = played(run, observers(run.label))
+        if ending.status == "interrupted":
             raise KeyboardInterrupt
-        done.append(folder)
+        if ending.status == "impossible":
+            say_impossible(run, ending.why)
+        else:
+            done.append(run)
     return done
-
-
-def is_finished(folder: Path, config: Config) -> bool:
-    """Return whether the folder holds this very experiment, finished."""
-    summary = RunFolder(folder).summary()
-    return summary is not None and summary["status"] != "interrupted" and was_started(folder, config)
-
-
-def was_started(folder: Path, config: Config) -> bool:
-    """Return whether the folder holds this very experiment, as far as it came; another one is refused."""
-    if not (folder / "config.toml").is_file():
-        return False
-    if RunFolder(folder).config() != config.as_dict():
-        raise ConfigError(
-            f"{folder} holds a run with other settings; choose another --out, or delete that folder to run it anew."
-        )
-    return True
 
 
 def seeds_from(text: str) -> list[int]:

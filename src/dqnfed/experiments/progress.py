@@ -20,22 +20,27 @@ from rich.progress import (
 )
 
 
+def run_bars(console: Console | None, *, enabled: bool = True) -> Progress:
+    """Return bars that count rounds, with the numbers of the model beside them."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        console=console,
+        transient=True,
+        disable=not enabled,
+    )
+
+
 class ProgressBar:
     """An observer that draws one bar a run."""
 
     def __init__(self, console: Console, label: str) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            console=console,
-            transient=True,
-        )
-        self._label = label
+        self._progress, self._label = run_bars(console), label
 
     def start(self, out: Path | None, config: Mapping[str, Any]) -> None:
         self._progress.start()
@@ -61,6 +66,35 @@ def current_numbers(record: Mapping[str, Any]) -> str:
     rho = record.get("rho")
     improved = "" if rho is None else f", improved {100 * rho:.0f} %"
     return f"mean {accuracy['mean']:.1f}, std {accuracy['std']:.1f}, worst 10 % {accuracy['worst10']:.1f}{improved}"
+
+
+class RunBoard:
+    """Bars for runs side by side: one for each that is under way, and above them one that counts the finished."""
+
+    def __init__(self, console: Console | None = None, *, enabled: bool = False) -> None:
+        self._progress = run_bars(console, enabled=enabled)
+        self._all = self._progress.add_task("all runs", total=None, numbers="")
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> RunBoard:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def expect(self, n_runs: int) -> None:
+        self._progress.update(self._all, total=n_runs)
+
+    def advance(self, label: str, done: int, rounds: int, numbers: str) -> None:
+        if label not in self._tasks:
+            self._tasks[label] = self._progress.add_task(label, total=rounds, numbers=numbers)
+        self._progress.update(self._tasks[label], completed=done, numbers=numbers)
+
+    def end(self, label: str) -> None:
+        if label in self._tasks:
+            self._progress.remove_task(self._tasks.pop(label))
+        self._progress.advance(self._all)
 
 
 class DownloadBars:

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import multiprocessing
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,10 +19,11 @@ import torch
 
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import write_atomically
-from dqnfed.experiments.compare import ObserverFactory, compare, is_finished, was_started
 from dqnfed.experiments.config import AlgorithmBlock, Config, ConfigError
 from dqnfed.experiments.experiment import build_algorithm, run_experiment
 from dqnfed.experiments.grids import PAPER_GRIDS
+from dqnfed.experiments.planned import Planned, is_finished, placed, was_started
+from dqnfed.experiments.side_by_side import threads_a_job
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -93,7 +93,8 @@ def search(plan: Plan) -> list[Found]:
     if plan.jobs == 1:
         work(plan)
     else:
-        with ProcessPoolExecutor(plan.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawn, share = multiprocessing.get_context("spawn"), threads_a_job(plan.jobs)
+        with ProcessPoolExecutor(plan.jobs, spawn, initializer=torch.set_num_threads, initargs=(share,)) as pool:
             for finished in [pool.submit(work, plan) for _ in range(plan.jobs)]:
                 finished.result()
     found = [found_for(plan, name) for name in plan.algorithms]
@@ -134,13 +135,15 @@ def checked_plan(
     )
 
 
-def final_runs(plan: Plan, found: Sequence[Found], *, observers: ObserverFactory = lambda label: ()) -> list[Path]:
-    """Run every method at its best with every seed into OUT/best/<method>/<seed>, and return the folders."""
-    return [
-        folder
-        for f in found
-        for folder in compare(final_config(plan, f), [f.algorithm], plan.seeds, plan.out / "best", observers=observers)
-    ]
+def final_runs(plan: Plan, found: Sequence[Found]) -> list[Planned]:
+    """Return every method at its best with every seed, into OUT/best/<method>/<seed>."""
+    return placed(
+        [
+            (final_config(plan, f).with_seed(seed), plan.out / "best" / f.algorithm / str(seed))
+            for f in found
+            for seed in plan.seeds
+        ]
+    )
 
 
 def final_config(plan: Plan, found: Found) -> Config:
@@ -276,8 +279,6 @@ def validated(plan: Plan, algorithm: str, trial: Trial) -> float:
     settings = {key: suggested(trial, key, values, plan.sampler) for key, values in plan.grids[algorithm].items()}
     config = settled(held_out(plan.config), algorithm, settings)
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"part": "validation"})})
-    if plan.jobs > 1 and config.run.threads is None:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.jobs))  # not in the config: it may differ next time
     scores = {}
     for seed in plan.seeds:
         folder = plan.out / "trials" / algorithm / point_name(settings) / str(seed)

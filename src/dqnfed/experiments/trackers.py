@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from dqnfed.experiments.config import Config
+
 EXTRA = "track"
 
 
@@ -96,6 +98,11 @@ def make_trackers(names: Sequence[str]) -> list[Tracker]:
     if unknown:
         raise ValueError(f"a tracker is one of {', '.join(TRACKERS)}, but {unknown[0]!r} was asked for.")
     return [TRACKERS[name]() for name in names]
+
+
+def trackers_of(config: Config) -> list[Tracker]:
+    """Return new trackers for one run of the experiment: those that its settings ask for."""
+    return make_trackers([name for name, wanted in config.track.model_dump().items() if wanted])
 
 
 def require(module: str, product: str) -> Any:

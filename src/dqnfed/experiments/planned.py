@@ -1,0 +1,66 @@
+"""One run of a comparison: where it goes, whether it is done, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from dqnfed.core.run_folder import RunFolder
+from dqnfed.experiments.config import Config, ConfigError
+from dqnfed.experiments.experiment import run_experiment
+
+
+class Planned(NamedTuple):
+    """One method with one seed, and its folder."""
+
+    place: str  # in the plan, as in "3/8"
+    config: Config
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.algorithm.name}, seed {self.config.run.seed}"
+
+    @property
+    def label(self) -> str:
+        return f"[{self.place}] {self.name}"
+
+
+class Ending(NamedTuple):
+    """What became of a run."""
+
+    status: Literal["finished", "interrupted", "impossible"]
+    why: str = ""  # it is impossible
+
+
+def placed(runs: Sequence[tuple[Config, Path]]) -> list[Planned]:
+    """Return the runs with their places in the plan."""
+    return [Planned(f"{i + 1}/{len(runs)}", config, folder) for i, (config, folder) in enumerate(runs)]
+
+
+def played(run: Planned, observers: Sequence[Any]) -> Ending:
+    """Return what became of the run; one that was begun goes on where it was stopped."""
+    config, folder = run.config, run.folder
+    try:
+        result = run_experiment(config, folder, observers=observers, resume=was_started(folder, config))
+    except (ValueError, RuntimeError) as error:
+        return Ending("impossible", str(error))
+    return Ending("interrupted" if result.summary["status"] == "interrupted" else "finished")
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Return whether the folder holds this very experiment, finished."""
+    summary = RunFolder(folder).summary()
+    return summary is not None and summary["status"] != "interrupted" and was_started(folder, config)
+
+
+def was_started(folder: Path, config: Config) -> bool:
+    """Return whether the folder holds this very experiment, as far as it came; another one is refused."""
+    if not (folder / "config.toml").is_file():
+        return False
+    if RunFolder(folder).config() != config.as_dict():
+        raise ConfigError(
+            f"{folder} holds a run with other settings; choose another --out, or delete that folder to run it anew."
+        )
+    return True
