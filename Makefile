@@ -44,16 +44,12 @@ format: setup ## rewrite the sources in the house format
 reference: setup ## write the pages about methods from the methods themselves
 	$(BIN)/python -m dqnfed.experiments.method_docs
 
-# TABLE=cifar10-setup1 rebuilds a page from its stored summary; RUN=1 runs the comparison first (a GPU helps).
-results: setup ## rebuild a page of docs/results: make results TABLE=cifar10-setup1 [RUN=1 SEEDS=0:5]
+# TABLE=cifar10-setup1 rebuilds a page from its stored summary; RUN=1 first runs its commands (docs/results/tables.toml),
+# for which a GPU helps; what was interrupted goes on where it was.
+results: setup ## rebuild a page of docs/results: make results TABLE=cifar10-setup1 [RUN=1 SEEDS=0:5 HARDWARE="..."]
 	@test -n "$(TABLE)" || { echo "say which page: make results TABLE=cifar10-setup1"; exit 1; }
-ifdef RUN
-	$(BIN)/dqnfed compare $(TABLE) --seeds $(or $(SEEDS),0:5) --out runs/results/$(TABLE)
-	$(BIN)/python -m dqnfed.report.results $(TABLE) --from runs/results/$(TABLE) \
-	  --command "dqnfed compare $(TABLE) --seeds $(or $(SEEDS),0:5)" --hardware "$(or $(HARDWARE),not stated)"
-else
-	$(BIN)/python -m dqnfed.report.results $(TABLE)
-endif
+	$(BIN)/python -m dqnfed.report.results $(TABLE) \
+	  $(if $(RUN),--run --hardware "$(or $(HARDWARE),not stated)" $(if $(SEEDS),--seeds $(SEEDS)))
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

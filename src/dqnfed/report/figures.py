@@ -51,7 +51,7 @@ def write_figures(runs: Sequence[Path], out: Path, *, formats: Sequence[str] = (
         path
         for experiment in group(reading.runs).experiments
         for name, draw in FIGURES.items()
-        for path in _write_figure(experiment, draw, out / f"{_file_name(experiment.name)}-{name}", formats)
+        for path in write_figure(experiment, draw, out / f"{_file_name(experiment.name)}-{name}", formats)
     ]
 
 
@@ -114,9 +114,10 @@ FIGURES: dict[str, Callable[[Figure, Experiment], None]] = {
 }
 
 
-def _write_figure(
+def write_figure(
     experiment: Experiment, draw: Callable[[Figure, Experiment], None], stem: Path, formats: Sequence[str]
 ) -> list[Path]:
+    """Write one figure in every format beside `stem` and return the files."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,89 +1,73 @@
-"""Pages of measured results: run folders become a small summary file, and the summary becomes a page's table.
+"""Pages of measured results: run folders become a small summary file, and the summary becomes a page's tables.
 
 python -m dqnfed.report.results cifar10-setup1                          # rebuild the page from its summary
+python -m dqnfed.report.results cifar10-setup1 --run                    # run its commands first, then rebuild it
 python -m dqnfed.report.results cifar10-setup1 --from runs/setup1       # take a new summary from run folders first
+python -m dqnfed.report.results cifar10-setup1 --from a.jsonl b.jsonl   # or from summaries that were made elsewhere
 
-A page `docs/results/TABLE.md` is written by hand but for what stands between its two marks.
+A page `docs/results/TABLE.md` is written by hand but for what stands between its two marks: tables, figures, the
+commands of `docs/results/tables.toml` and the paper's values.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import NamedTuple
 
 from dqnfed.experiments.paper import PrintedTable, printed_table
 from dqnfed.report.impossible import impossible_values
-from dqnfed.report.run_files import block as part_of
-from dqnfed.report.run_files import read_json, read_records, read_toml
+from dqnfed.report.result_figures import Picture, pictures, write_pictures
+from dqnfed.report.result_summaries import Json, collected, run_summary, summaries_in
+from dqnfed.report.run_files import read_toml
 
-Json = dict[str, Any]
+__all__ = ["block", "main", "rebuilt", "run_summary"]
+
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 FOLDER = Path("docs/results")
-MEASURES = {"mean": "mean", "std": "std", "worst5": "worst 5 %", "worst10": "worst 10 %", "best5": "best 5 %"}
-CURVE_POINTS = 50
+RUNS = Path("runs/results")
 MARK = "†"
+ALWAYS_SHOWN = ("mean", "std", "worst10")
+SHOWN = (*ALWAYS_SHOWN, "worst5", "best5")  # where the paper prints no table
+STANDS_FOR = {"mnist-by-writer": "femnist-original"}  # judged by the measures of the table that it stands in for
 
 
-def collected(folders: Iterable[Path], *, table: str, command: str, hardware: str, commit: str) -> Json:
-    """Return the summary of finished runs: small enough for the repository, and all that a page shows."""
-    runs = [run_summary(folder) for folder in sorted(folders)]
-    if not runs:
-        raise ValueError(f"there is no finished run for the table '{table}'; give the folder that holds them.")
-    return {"table": table, "command": command, "hardware": hardware, "commit": commit, "runs": runs}
+class Measure(NamedTuple):
+    title: str
+    decimals: int = 2
 
 
-def finished_runs(above: Path) -> list[Path]:
-    """Return the folders of finished runs at or below a folder."""
-    return sorted(path.parent for path in above.rglob("summary.json") if (path.parent / "metrics.jsonl").is_file())
-
-
-def run_summary(folder: Path) -> Json:
-    """Return what is kept of one run."""
-    said: list[str] = []
-    summary, config = read_json(folder / "summary.json", said), read_toml(folder / "config.toml", said)
-    records = [r for r in read_records(folder / "metrics.jsonl", said) if r["round"] >= 0]
-    if said or not records:
-        raise ValueError(f"{folder} is no whole run: {'; '.join(said) or 'it has no rounds'}; run it again.")
-    evaluated = [r for r in records if r["accuracy"] is not None]
-    shown = evaluated[:: max(1, len(evaluated) // CURVE_POINTS)]
-    late = [r["rho"] for r in records[len(records) // 2 :] if r["rho"] is not None]
-    train = part_of(config, "train")
-    return {
-        "experiment": summary["name"],
-        "algorithm": summary["algorithm"],
-        "seed": summary["seed"],
-        "settings": {k: v for k, v in part_of(config, "algorithm").items() if k != "name"},
-        "train": {k: train.get(k) for k in ("rounds", "epochs", "batch_size", "lr", "participation")},
-        "rounds": summary["rounds"],
-        "status": summary["status"],
-        "participants": fmean(len(r["clients"]) for r in records),
-        "accuracy": _rounded(summary["accuracy"]),
-        "train_loss": _rounded(summary["train_loss"]),
-        "improved": None if summary["rho_mean"] is None else round(summary["rho_mean"], 4),
-        "improved_late": round(fmean(late), 4) if late else None,
-        "seconds": round(summary["totals"]["seconds"], 2),
-        "passes": summary["totals"]["passes"],
-        "bytes_up": summary["totals"]["bytes_up"],
-        "curve": [[r["round"] + 1, round(r["accuracy"]["mean"], 2)] for r in shown],
-    }
+MEASURES = {
+    "mean": Measure("mean"),
+    "std": Measure("std"),
+    "worst5": Measure("worst 5 %"),
+    "worst10": Measure("worst 10 %"),
+    "best5": Measure("best 5 %"),
+    "best10": Measure("best 10 %"),
+    "angle": Measure("angle, °"),
+    "kl": Measure("KL", 4),
+}
 
 
 def block(data: Json) -> str:
-    """Return the part of a page that is made from its summary; one table for each experiment."""
+    """Return the part of a page that is made from its summary: for each experiment a table and figures."""
     experiments = by_experiment(data["runs"])
-    printed = printed_table(data["table"])
-    columns = [key for key in MEASURES if any(key in run["accuracy"] for run in data["runs"])]
+    drawn = pictures_of(data)
     lines: list[str] = []
     for name, runs in experiments.items():
         lines += [f"### {name}", ""] if len(experiments) > 1 else []
-        lines += [*_table(by_method(runs), columns), ""]
+        methods = by_method(runs)
+        lines += [*_table(methods, columns_of(data["table"], name, runs)), "", *_settings_lines(methods)]
+        for picture in drawn:
+            if picture.experiment == name:
+                lines += [f"![{picture.kind.caption}](figures/{picture.file})", "", f"*{picture.kind.caption}.*", ""]
     n_seeds = {len(runs) for name in experiments for runs in by_method(experiments[name]).values()}
     seeds = f"{min(n_seeds)} seeds each" if len(n_seeds) == 1 else "seeds as in the column"
     meaning = (
@@ -105,9 +89,34 @@ def block(data: Json) -> str:
         data["command"],
         "```",
     ]
-    if printed is not None:
-        lines += ["", *_printed_lines(printed)]
+    for name in experiments:
+        printed = printed_for(data["table"], name)
+        if printed is not None:
+            lines += ["", *_printed_lines(printed)]
     return "\n".join(lines)
+
+
+def printed_for(table: str, experiment: str) -> PrintedTable | None:
+    """Return the paper's table beside which an experiment of a page stands; None on pages about something else."""
+    return printed_table(experiment) if experiment.startswith(table) else None
+
+
+def columns_of(table: str, experiment: str, runs: Sequence[Json]) -> list[str]:
+    """Return what a table shows of the clients' accuracies: what the paper prints for this setting, and the tail."""
+    printed = printed_for(table, experiment) or printed_table(STANDS_FOR.get(experiment, ""))
+    wanted = SHOWN if printed is None else (*ALWAYS_SHOWN, *printed.columns)
+    known = [key for key in MEASURES if key in wanted and any(run["accuracy"].get(key) is not None for run in runs)]
+    classes = [key for key in wanted if key.startswith("class:")]
+    return [*known, *(key for key in classes if any(_value(run, key) is not None for run in runs))]
+
+
+def pictures_of(data: Json) -> list[Picture]:
+    """Return the figures of a page; the methods that the paper prints come first."""
+    experiments = {name: by_method(runs) for name, runs in by_experiment(data["runs"]).items()}
+    named = {run["algorithm"]: None for run in data["runs"]}
+    tables = [printed for name in experiments if (printed := printed_for(data["table"], name)) is not None]
+    first = ["dqn-fed", "fedavg", *(m for m in named if any(printed.printed_name(m) for printed in tables))]
+    return pictures(data["table"], experiments, list(dict.fromkeys(first)))
 
 
 def by_experiment(runs: Sequence[Json]) -> dict[str, list[Json]]:
@@ -135,12 +144,12 @@ def rebuilt(page: str, data: Json) -> str:
 
 
 def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[str]:
-    titles = ["method", *(MEASURES[c] for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
+    titles = ["method", *(_title(c) for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
     targets = {run["seed"]: run["accuracy"]["mean"] for run in methods.get("fedavg", [])}
     titles += ["to FedAvg's end", "seeds"] if targets else ["seeds"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for name, runs in methods.items():
-        cells = [f"`{name}`", *(_spread([run["accuracy"][c] for run in runs]) for c in columns)]
+        cells = [f"`{name}`", *(_spread([_value(run, c) for run in runs], _decimals(c)) for c in columns)]
         for key in ("improved", "improved_late"):
             known = [run[key] for run in runs if run[key] is not None]
             cells.append(f"{100 * _mean(known):.1f} %" if known else "")
@@ -186,8 +195,36 @@ def _printed_lines(printed: PrintedTable) -> list[str]:
     return lines
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{_mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+def _settings_lines(methods: Mapping[str, list[Json]]) -> list[str]:
+    """Return a sentence on the settings that the experiment gives to methods; nothing where it gives none."""
+    told = {name: runs[0]["settings"] for name, runs in methods.items() if runs[0].get("settings")}
+    said = [f"`{name}` {', '.join(f'{k} = {v}' for k, v in found.items())}" for name, found in told.items()]
+    return [f"Settings beside the defaults: {'; '.join(said)}.", ""] if said else []
+
+
+def _title(column: str) -> str:
+    return MEASURES[column].title if column in MEASURES else column.removeprefix("class:")
+
+
+def _decimals(column: str) -> int:
+    return MEASURES[column].decimals if column in MEASURES else 2
+
+
+def _value(run: Json, column: str) -> float | None:
+    """Return a measure of a run, or the accuracy of the client that holds a class; None if it is not known."""
+    if not column.startswith("class:"):
+        found: float | None = run["accuracy"].get(column)
+        return found
+    names = run.get("client_names", [])
+    wanted = column.removeprefix("class:").lower()
+    return next((a for name, a in zip(names, run.get("clients", []), strict=True) if name.lower() == wanted), None)
+
+
+def _spread(values: Sequence[float | None], decimals: int) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    return f"{_mean(known):.{decimals}f}" + (f" ± {stdev(known):.{decimals}f}" if len(known) > 1 else "")
 
 
 def _range(values: Sequence[int]) -> str:
@@ -198,34 +235,61 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(list(values))
 
 
-def _rounded(values: Mapping[str, float]) -> Json:
-    return {key: round(value, 4) if math.isfinite(value) else None for key, value in values.items()}
+def commands_of(table: str, seeds: str | None = None) -> list[str]:
+    """Return the commands that measure a page's runs, as `tables.toml` says, perhaps with other seeds."""
+    said: list[str] = []
+    found = read_toml(FOLDER / "tables.toml", said).get(table, {})
+    commands = found.get("commands", [f"dqnfed compare {table} --seeds 0:5"])
+    return [re.sub(r"--seeds \S+", f"--seeds {seeds}", command) if seeds else command for command in commands]
+
+
+def measured(table: str, commands: Sequence[str]) -> Path:
+    """Run a page's commands, each into the folder of its experiment, and return the folder above; it can be resumed."""
+    for command in commands:
+        program, *rest = shlex.split(command)
+        out = RUNS / table / rest[1]
+        subprocess.run([str(Path(sys.executable).with_name(program)), *rest, "--out", str(out)], check=True)
+    return RUNS / table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Rebuild a page, from new runs if they are given."""
+    """Rebuild a page, from new runs if they are given or asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table")
-    parser.add_argument("--from", dest="runs", type=Path, help="folder of finished runs")
-    parser.add_argument("--command", help="the command that made them, for the page")
+    parser.add_argument("--run", action="store_true", help="run the page's commands first")
+    parser.add_argument("--seeds", help="of these runs, in place of the commands' own")
+    parser.add_argument(
+        "--from", dest="sources", type=Path, nargs="+", default=[], help="folders of finished runs, .jsonl, .json"
+    )
+    parser.add_argument("--algorithms", default="", help="only these methods, separated by commas")
+    parser.add_argument("--command", help="the command that made them, for the page; default: those of tables.toml")
     parser.add_argument("--hardware", default="not stated")
+    parser.add_argument("--commit", help="with which they were made; default: the present one")
     options = parser.parse_args(arguments)
     summary, page = FOLDER / "data" / f"{options.table}.json", FOLDER / f"{options.table}.md"
-    if options.runs is not None:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-        command = options.command or f"dqnfed compare {options.table}"
+    commands = commands_of(options.table, options.seeds)
+    sources = [*options.sources, *([measured(options.table, commands)] if options.run else [])]
+    if sources:
         data = collected(
-            finished_runs(options.runs),
+            [run for source in sources for run in summaries_in(source)],
             table=options.table,
-            command=command,
+            command=options.command or "\n".join(commands),
             hardware=options.hardware,
-            commit=commit.stdout.strip() or "unknown",
+            commit=options.commit or _present_commit(),
+            algorithms=[name for name in options.algorithms.split(",") if name],
         )
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     if not summary.is_file():
-        sys.exit(f"there is no summary {summary}; give the folder of finished runs with --from.")
-    page.write_text(rebuilt(page.read_text(encoding="utf-8"), json.loads(summary.read_text())), encoding="utf-8")
+        sys.exit(f"there is no summary {summary}; measure it with --run, or give finished runs with --from.")
+    data = json.loads(summary.read_text(encoding="utf-8"))
+    page.write_text(rebuilt(page.read_text(encoding="utf-8"), data), encoding="utf-8")
+    write_pictures(pictures_of(data), FOLDER / "figures")
+
+
+def _present_commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from dqnfed import FedAvg, run
-from dqnfed.report.results import BEGIN, END, block, by_method, collected, finished_runs, main, rebuilt, run_summary
+from dqnfed.report.result_figures import write_pictures
+from dqnfed.report.result_summaries import (
+    CURVE_POINTS,
+    Json,
+    binned,
+    collected,
+    finished_runs,
+    run_summary,
+    summaries_in,
+)
+from dqnfed.report.results import BEGIN, END, block, by_method, commands_of, main, pictures_of, rebuilt
 from tests.helpers.bowls import network_bowl
+from tests.helpers.runs import write_comparison, write_run
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PAGES = sorted(path.stem for path in (RESULTS / "data").glob("*.json"))
@@ -34,8 +47,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def summary_of(runs: Path) -> dict[str, object]:
-    return collected(finished_runs(runs), table="bowls", command="dqnfed compare bowls", hardware="a desk", commit="1a")
+def summary_of(runs: Path, *, table: str = "bowls", algorithms: tuple[str, ...] = ()) -> Json:
+    return collected(
+        summaries_in(runs),
+        table=table,
+        command=f"dqnfed compare {table}",
+        hardware="a desk",
+        commit="1a",
+        algorithms=algorithms,
+    )
 
 
 def test_a_summary_keeps_what_the_run_ended_with(runs: Path) -> None:
@@ -47,9 +67,121 @@ def test_a_summary_keeps_what_the_run_ended_with(runs: Path) -> None:
     assert len(json.dumps(kept)) < 5000
 
 
+def test_a_summary_keeps_what_figures_need(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=130, n_clients=40)
+    kept, whole = run_summary(folder), json.loads((folder / "summary.json").read_text())
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    shares = [record["rho"] for record in records if record["round"] >= 0]
+    assert len(kept["improved_curve"]) == CURVE_POINTS
+    sizes = [len(bin_) for bin_ in np.array_split(np.array(shares), CURVE_POINTS)]
+    weighted = sum(n * share for n, (_, share) in zip(sizes, kept["improved_curve"], strict=True)) / sum(sizes)
+    assert weighted == pytest.approx(np.mean(shares), abs=1e-4)  # every value is rounded to four digits
+    assert len(kept["clients"]) == 40
+    assert np.mean(kept["clients"]) == pytest.approx(whole["accuracy"]["mean"], abs=0.01)
+    assert "client_names" not in kept
+    assert len(kept["curve"]) <= CURVE_POINTS + 1
+    assert kept["curve"][-1] == [130, round(whole["accuracy"]["mean"], 2)]
+
+
+def test_a_summary_says_what_the_experiment_sets_for_the_method(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=2)
+    with (folder / "config.toml").open("a") as file:
+        file.write("\n[algorithms.dqn-fed]\nmemory = 3\n\n[algorithms.fedavg]\nlr = 9.0\n")
+    assert run_summary(folder)["settings"]["memory"] == 3
+    assert "lr" not in run_summary(folder)["settings"]
+
+
+def test_few_clients_keep_their_names_and_classes_their_columns(tmp_path: Path) -> None:
+    write_comparison(tmp_path, name="fashion-mnist", seeds=(0, 1), rounds=3, n_clients=3, one_class_each=True)
+    data = summary_of(tmp_path, table="fashion-mnist")
+    run = data["runs"][0]
+    assert len(run["client_names"]) == 3
+    for other in data["runs"]:
+        other["client_names"] = ["shirt", "pullover", "T-shirt"]
+    text = block(data)
+    assert "| method | mean | std | worst 10 % | shirt | pullover | T-shirt | improved |" in text
+    shirts = [r["clients"][0] for r in data["runs"] if r["algorithm"] == run["algorithm"]]
+    row = next(line for line in text.splitlines() if line.startswith(f"| `{run['algorithm']}`"))
+    assert row.split(" | ")[4].startswith(f"{np.mean(shirts):.2f} ±")
+    assert "The paper prints for this setting (Fashion-MNIST)" in text
+
+
+@pytest.mark.parametrize("n", [1, 7, 50, 51, 2000])
+def test_bins_hold_every_value_once(n: int) -> None:
+    found = binned([(t + 1, 0.5) for t in range(n)])
+    assert len(found) == min(n, CURVE_POINTS)
+    assert all(value == 0.5 for _, value in found)
+    assert [t for t, _ in found] == sorted({t for t, _ in found})
+    assert binned([]) == []
+
+
+def test_summaries_travel_as_lines(runs: Path, tmp_path: Path) -> None:
+    found = summaries_in(runs)
+    lines = [json.dumps({"key": "first", "sets": [], "wall": 3.0, **run}) for run in found]
+    failed = json.dumps({"key": "first", "algorithm": "fedavg", "seed": 0, "error": "no memory"})
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:2], failed, "", *lines[2:]]) + "\n")
+    assert summaries_in(tmp_path / "a.jsonl") == found
+    (tmp_path / "page.json").write_text(json.dumps(summary_of(runs)))
+    assert summaries_in(tmp_path / "page.json") == found
+
+
+def test_of_a_run_that_is_there_twice_the_later_counts(runs: Path) -> None:
+    found = summaries_in(runs)
+    again = {**found[0], "seconds": 1234.5}
+    data = collected([*found, again], table="bowls", command="c", hardware="h", commit="1a")
+    assert len(data["runs"]) == len(found)
+    assert data["runs"][0]["seconds"] == 1234.5
+    assert {r["algorithm"] for r in summary_of(runs, algorithms=("fedavg-0.2",))["runs"]} == {"fedavg-0.2"}
+    with pytest.raises(ValueError, match="no finished run"):
+        summary_of(runs, algorithms=("qffl",))
+
+
+def test_the_papers_values_stand_below_the_experiments_that_repeat_them(tmp_path: Path) -> None:
+    for setup in ("shakespeare-setup1", "shakespeare-setup2"):
+        write_comparison(tmp_path / setup, name=setup, seeds=(0,), rounds=3)
+    text = block(summary_of(tmp_path, table="shakespeare"))
+    assert text.count("The paper prints for this setting") == 2
+    assert "| method | mean | std | worst 10 % | best 10 % | improved |" in text
+    assert "The paper prints" not in block(summary_of(tmp_path, table="something-else"))
+
+
+def test_a_stand_in_is_judged_by_the_measures_of_what_it_stands_for(tmp_path: Path) -> None:
+    write_comparison(tmp_path, name="mnist-by-writer", seeds=(0, 1), rounds=3)
+    text = block(summary_of(tmp_path, table="mnist-by-writer"))
+    assert "| method | mean | std | worst 10 % | angle, ° | KL | improved |" in text
+    assert "The paper prints" not in text
+
+
+def test_figures_are_those_that_the_summaries_allow_and_always_the_same(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "runs", rounds=8, seeds=(0, 1))
+    data = summary_of(tmp_path / "runs", table="made-up")
+    kinds = ("convergence", "clients", "improved")
+    assert [p.file for p in pictures_of(data)] == [f"made-up-{kind}.svg" for kind in kinds]
+    first, second = (write_pictures(pictures_of(data), tmp_path / name) for name in "ab")
+    for a, b in zip(first, second, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+        texts = {node.text for node in ElementTree.parse(a).iter() if node.tag.endswith("text")}
+        assert {"DQN-Fed", "FedAvg", "TERM"} <= texts
+        assert f"(figures/{a.name})" in block(data)
+    for kept in data["runs"]:
+        del kept["clients"], kept["improved_curve"]
+    assert [p.file for p in pictures_of(data)] == ["made-up-convergence.svg"]
+    assert "made-up-clients" not in block(data)
+
+
+def test_a_figure_has_room_for_eight_and_shows_dqn_fed_first(runs: Path) -> None:
+    run = summaries_in(runs)[0]
+    names = ["dqn-fed", "fedavg", *(f"method-{i}" for i in range(20))]
+    many = [
+        {**run, "algorithm": name, "accuracy": {**run["accuracy"], "mean": float(i)}} for i, name in enumerate(names)
+    ]
+    shown = pictures_of({**summary_of(runs), "runs": many})[0].runs
+    assert set(shown) == {"dqn-fed", "fedavg", *(f"method-{i}" for i in range(14, 20))}
+
+
 def test_a_page_has_a_row_a_method_and_the_best_first(runs: Path) -> None:
     data = summary_of(runs)
-    methods = by_method(data["runs"])  # type: ignore[arg-type]
+    methods = by_method(data["runs"])
     means = [sum(r["accuracy"]["mean"] for r in of) / len(of) for of in methods.values()]
     assert means == sorted(means, reverse=True)
     text = block(data)
@@ -60,7 +192,7 @@ def test_a_page_has_a_row_a_method_and_the_best_first(runs: Path) -> None:
 
 def test_every_experiment_has_a_table_of_its_own(runs: Path) -> None:
     data = summary_of(runs)
-    first: list[dict[str, object]] = data["runs"]  # type: ignore[assignment]
+    first = data["runs"]
     text = block({**data, "runs": [*first, *({**run, "experiment": "saddles"} for run in first)]})
     assert [line for line in text.splitlines() if line.startswith("### ")] == ["### bowls", "### saddles"]
     assert text.count("| `fedavg-0.1` |") == 2
@@ -92,6 +224,32 @@ def test_a_page_is_made_from_runs_and_again_from_its_summary(
     assert "a desk" in first
     with pytest.raises(SystemExit, match="--from"):
         main(["nothing"])
+
+
+def test_a_page_is_measured_by_its_own_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "docs" / "results"
+    folder.mkdir(parents=True)
+    (folder / "both.md").write_text(f"{BEGIN}\n{END}\n")
+    command = "dqnfed compare digits --algorithms fedavg --rounds 2 --seeds 0:3 --quiet"
+    renamed = command.replace("digits", "digits-softmax")
+    (folder / "tables.toml").write_text(f"[both]\ncommands = {json.dumps([command, renamed])}\n")
+    assert commands_of("both") == [command, renamed]
+    assert commands_of("other") == ["dqnfed compare other --seeds 0:5"]
+    main(["both", "--run", "--seeds", "0"])
+    text = (folder / "both.md").read_text()
+    assert f"```bash\n{command}\n{renamed}\n```".replace("0:3", "0") in text
+    assert [line for line in text.splitlines() if line.startswith("### ")] == ["### digits", "### digits-softmax"]
+    assert (folder / "figures" / "both-digits-clients.svg").is_file()
+
+
+@pytest.mark.parametrize("table", PAGES)
+def test_every_page_says_how_it_is_measured_and_has_its_figures(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(RESULTS.parents[1])
+    data = json.loads((RESULTS / "data" / f"{table}.json").read_text())
+    assert all(command.startswith("dqnfed compare ") for command in commands_of(table))
+    for picture in pictures_of(data):
+        assert (RESULTS / "figures" / picture.file).is_file()
 
 
 @pytest.mark.parametrize("table", PAGES)

@@ -1,0 +1,147 @@
+"""What is kept of a finished run for the pages of results: small enough for the repository, all that a page shows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from dqnfed.report.run_files import block as part_of
+from dqnfed.report.run_files import read_client_rows, read_clients, read_json, read_records, read_toml
+
+Json = dict[str, Any]
+CURVE_POINTS = 50
+MAX_NAMED = 12  # clients; of more, only the distribution of accuracies is of interest
+
+
+def collected(
+    runs: Iterable[Json], *, table: str, command: str, hardware: str, commit: str, algorithms: Sequence[str] = ()
+) -> Json:
+    """Return the summary of finished runs for one page; of a run that is there twice, the later one counts."""
+    found: dict[tuple[str, str, int], Json] = {}
+    for run in runs:
+        if not algorithms or run["algorithm"] in algorithms:
+            found[run.get("experiment", ""), run["algorithm"], run["seed"]] = run
+    if not found:
+        raise ValueError(f"there is no finished run for the table '{table}'; give the folder that holds them.")
+    return {"table": table, "command": command, "hardware": hardware, "commit": commit, "runs": list(found.values())}
+
+
+def summaries_in(source: Path) -> list[Json]:
+    """Return the summaries of runs: of a folder's finished runs, of a page's stored ones (.json), or of lines (.jsonl).
+
+    A line of a .jsonl file is what `run_summary` returned, perhaps on another machine; what else it says is left out,
+    and so are lines that say `error` in place of a result.
+    """
+    if source.suffix == ".json":
+        stored: list[Json] = json.loads(source.read_text(encoding="utf-8"))["runs"]
+        return stored
+    if source.suffix == ".jsonl":
+        lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [{key: line[key] for key in KEPT if key in line} for line in lines if "error" not in line]
+    return [run_summary(folder) for folder in finished_runs(source)]
+
+
+def finished_runs(above: Path) -> list[Path]:
+    """Return the folders of finished runs at or below a folder."""
+    return sorted(path.parent for path in above.rglob("summary.json") if (path.parent / "metrics.jsonl").is_file())
+
+
+KEPT = (
+    "experiment",
+    "algorithm",
+    "seed",
+    "settings",
+    "train",
+    "rounds",
+    "status",
+    "participants",
+    "accuracy",
+    "train_loss",
+    "improved",
+    "improved_late",
+    "seconds",
+    "passes",
+    "bytes_up",
+    "curve",
+    "improved_curve",
+    "clients",
+    "client_names",
+)
+
+
+def run_summary(folder: Path) -> Json:
+    """Return what is kept of one run: settings, last scores, cost, and the curves and accuracies that figures need."""
+    said: list[str] = []
+    summary, config = read_json(folder / "summary.json", said), read_toml(folder / "config.toml", said)
+    records = [r for r in read_records(folder / "metrics.jsonl", said) if r["round"] >= 0]
+    if said or not records:
+        raise ValueError(f"{folder} is no whole run: {'; '.join(said) or 'it has no rounds'}; run it again.")
+    evaluated = [r for r in records if r["accuracy"] is not None]
+    late = [r["rho"] for r in records[len(records) // 2 :] if r["rho"] is not None]
+    train = part_of(config, "train")
+    clients, names = _last_accuracies(folder, evaluated)
+    kept = {
+        "experiment": summary["name"],
+        "algorithm": summary["algorithm"],
+        "seed": summary["seed"],
+        "settings": _settings(config, summary["algorithm"]),
+        "train": {k: train.get(k) for k in ("rounds", "epochs", "batch_size", "lr", "participation")},
+        "rounds": summary["rounds"],
+        "status": summary["status"],
+        "participants": fmean(len(r["clients"]) for r in records),
+        "accuracy": _rounded(summary["accuracy"]),
+        "train_loss": _rounded(summary["train_loss"]),
+        "improved": None if summary["rho_mean"] is None else round(summary["rho_mean"], 4),
+        "improved_late": round(fmean(late), 4) if late else None,
+        "seconds": round(summary["totals"]["seconds"], 2),
+        "passes": summary["totals"]["passes"],
+        "bytes_up": summary["totals"]["bytes_up"],
+        "curve": [[r["round"] + 1, round(r["accuracy"]["mean"], 2)] for r in _thinned(evaluated)],
+        "improved_curve": binned([(r["round"] + 1, r["rho"]) for r in records if r["rho"] is not None]),
+    }
+    if clients:
+        kept["clients"] = clients
+    if 0 < len(names) <= MAX_NAMED:
+        kept["client_names"] = names
+    return kept
+
+
+def binned(points: Sequence[tuple[int, float]], n_bins: int = CURVE_POINTS) -> list[list[float]]:
+    """Return means over at most `n_bins` neighbouring groups of (round, value), each at its middle round."""
+    if not points:
+        return []
+    groups = np.array_split(np.array(points, dtype=np.float64), min(n_bins, len(points)))
+    return [[float(round(group[:, 0].mean())), round(float(group[:, 1].mean()), 4)] for group in groups]
+
+
+def _thinned(evaluated: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return about `CURVE_POINTS` of the evaluated rounds, the last one among them."""
+    chosen = list(evaluated[:: max(1, math.ceil(len(evaluated) / CURVE_POINTS))])
+    return chosen if not evaluated or chosen[-1] is evaluated[-1] else [*chosen, evaluated[-1]]
+
+
+def _settings(config: Mapping[str, Any], algorithm: str) -> Json:
+    """Return what the experiment says of the method, beside the method's defaults."""
+    filed = part_of(part_of(config, "algorithms"), algorithm)
+    return {k: v for k, v in {**filed, **part_of(config, "algorithm")}.items() if k != "name"}
+
+
+def _last_accuracies(folder: Path, evaluated: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:
+    """Return the clients' accuracies after the last evaluated round and their names; nothing where none are kept."""
+    if not evaluated or not (folder / "clients.csv").is_file():
+        return [], []
+    last = evaluated[-1]["round"]
+    rows = read_client_rows(folder / "clients.csv", {last: len(evaluated[-1].get("silent") or ())}, [])
+    found = rows.values.get("accuracy", {}).get(last, {})
+    known = {client.client: client.name for client in read_clients(folder / "clients.json", [])}
+    return [round(found[k], 2) for k in sorted(found)], [known[k] for k in sorted(found) if k in known]
+
+
+def _rounded(values: Mapping[str, float]) -> Json:
+    return {key: round(value, 4) if math.isfinite(value) else None for key, value in values.items()}
