@@ -51,7 +51,7 @@ from dqnfed.core.algorithm import Cohort, ServerStep, Status
 from dqnfed.core.gradients import loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import gather
+from dqnfed.core.tensors import gather, numbers_on_host
 from dqnfed.maths import step_length
 from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
 from dqnfed.maths.quasi_newton import (
@@ -192,6 +192,7 @@ class CommonDescent(DescentSettings):
         return DescentUpdate(gradient, rate, curvature, loss, change), kept
 
     def server_step(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
+        updates = numbers_on_host(updates)
         if isinstance(updates, TrialUpdate):
             step = self._tried(server, updates, cohort)
         elif isinstance(updates, ProbeUpdate):
@@ -207,7 +208,7 @@ class CommonDescent(DescentSettings):
         metric = self._learnt_metric(server, updates, cohort)
         G = updates.gradient
         GG, GP, PP = memory_products(G, metric)
-        inverse = compact_inverse(PP, int(metric.n_pairs))
+        inverse = compact_inverse(PP, int(metric.n_pairs) if len(metric.s) else 0)
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
         rates = self.wanted_rates(updates, squares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from dqnfed.core.gradients import leaf_slopes, parameter_leaves
 from dqnfed.core.problem import ModuleModel, Problem, Task, cast_inputs
 from dqnfed.core.tensors import named_parameters
 
+ONE_CAPTURE = threading.Lock()  # at a time: another thread's waiting for the GPU would break it
 WARM_UPS = 3  # libraries choose their kernels and make their workspaces before a capture
 
 
@@ -46,7 +48,8 @@ class BatchStep:
             self.descend()
             return
         if self._graph is None:
-            self._graph = self._captured()
+            with ONE_CAPTURE:
+                self._graph = self._captured()
         self._graph.replay()
 
     @torch.no_grad()
@@ -88,12 +91,12 @@ class BatchStep:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """Capture what is launched; meanwhile no forgotten graph is collected: freeing one would break the capture."""
+    """Capture what this thread launches; meanwhile no forgotten graph is collected: freeing one would break it."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             yield
     finally:
         if was_enabled:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
-from dqnfed.core.tensors import finite_rows, gather, n_rows, named_tensors, tensors
+from dqnfed.core.tensors import gather, n_rows, named_tensors
 
 FloatArray = NDArray[np.float64]
 U = TypeVar("U", bound=tuple[Any, ...])
@@ -73,17 +73,18 @@ def screen(
 ) -> Screened:
     """Return which stacked answers are usable: finite, not of zero norm; and how far the longest are to be clipped."""
     n = n_rows(updates)
-    required = [t for name, t in named_tensors(updates).items() if name not in optional and t.is_floating_point()]
-    everyone = torch.ones(n, dtype=torch.bool, device=tensors(updates)[0].device)
-    field = getattr(updates, scales[0]) if scales and scales[0] in _fields(updates) else None
-    measured = None if field is None else field.reshape(n, -1)
-    norms = everyone if measured is None else torch.linalg.vector_norm(measured, dim=1)
-    checked = [finite_rows(t.reshape(n, -1), norms if t is field else None) for t in required]
-    finite = torch.stack([everyone, *checked])
-    report = torch.stack([finite.all(0).to(torch.float64), norms.to(torch.float64)]).cpu().numpy()  # the one transfer
-    usable, lengths = report[0] > 0, report[1]
-    if measured is not None:
-        lengths = _trusted_lengths(lengths, measured)
+    required = {
+        name: t.reshape(n, -1)
+        for name, t in named_tensors(updates).items()
+        if name not in optional and t.is_floating_point()
+    }
+    norms = _norms(required)
+    usable = np.ones(n, dtype=np.bool_)
+    for name, rows in required.items():
+        for k in np.flatnonzero(~np.isfinite(norms[name])):
+            usable[k] &= bool(torch.isfinite(rows[int(k)]).all())  # a norm may overflow where no number does
+    measured = required.get(scales[0]) if scales else None
+    lengths = np.ones(n) if measured is None else _trusted_lengths(norms[scales[0]], measured)
     dropped = [(k, "update is not finite") for k in np.flatnonzero(~usable)]
     dropped += [(k, "update has zero norm") for k in np.flatnonzero(usable & (lengths == 0))]
     usable &= lengths > 0
@@ -113,6 +114,14 @@ def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
     changed = {name: scaled(getattr(updates, name)) for name in scales if name in _fields(updates)}
     replaced: U = updates._replace(**changed)  # type: ignore[attr-defined]
     return replaced
+
+
+def _norms(fields: dict[str, Tensor]) -> dict[str, FloatArray]:
+    """Return the Euclidean norms of every field's rows, in one transfer from the device."""
+    if not fields:
+        return {}
+    found = torch.stack([torch.linalg.vector_norm(rows, dim=1).double() for rows in fields.values()]).cpu().numpy()
+    return dict(zip(fields, found, strict=True))
 
 
 def _trusted_lengths(lengths: FloatArray, rows: Tensor) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -53,10 +54,17 @@ def on_devices(index: Tensor) -> Callable[[torch.device], Tensor]:
 
     def there(device: torch.device) -> Tensor:
         if device not in moved:
-            moved[device] = index.to(device)
+            moved[device] = sent_to(device, index)
         return moved[device]
 
     return there
+
+
+def sent_to(device: torch.device, host: Tensor) -> Tensor:
+    """Return a host tensor on a device; to a GPU it is sent without waiting for what the GPU is still at."""
+    if device.type != "cuda" or host.is_cuda or not host.numel():
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def concatenated(parts: Sequence[T]) -> T:
@@ -71,17 +79,20 @@ def n_rows(stacked: tuple[Any, ...]) -> int:
     return len(tensors(stacked)[0])
 
 
-def finite_rows(rows: Tensor, norms: Tensor | None = None) -> Tensor:
-    """Return which rows [K, m] hold finite numbers alone, [K]; their Euclidean norms, where they are known, help.
+def numbers_on_host(stacked: T) -> T:
+    """Return the stacked record with all that is one number a row on the host, after one transfer from a GPU."""
+    numbers = [t for t in tensors(stacked) if t.dim() == 1 and t.is_cuda and t.is_floating_point()]
+    if not numbers:
+        return stacked
+    moved = iter(torch.stack([t.double() for t in numbers]).cpu().unbind())
+    chosen = {id(t) for t in numbers}
+    return map_tensors(lambda t: next(moved).to(t.dtype) if id(t) in chosen else t, stacked)
 
-    On a CPU the norms are asked first: they cost a fraction of a look at every number.
-    """
-    if rows.device.type != "cpu" or rows.shape[1] < 2:
-        return torch.isfinite(rows).all(1)
-    finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=1) if norms is None else norms)
-    for k in (~finite).nonzero().flatten().tolist():
-        finite[k] = torch.isfinite(rows[k]).all()  # a norm may overflow where no number does
-    return finite
+
+def all_finite(t: Tensor) -> bool:
+    """Return whether the tensor holds finite numbers alone; its norm costs a fraction of a look at every number."""
+    norm = float(torch.linalg.vector_norm(t))
+    return math.isfinite(norm) or bool(torch.isfinite(t).all())  # a norm may overflow where no number does
 
 
 def named_tensors(record: tuple[Any, ...], prefix: str = "") -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Products of the client matrix G [K, n] that read it block by block and never copy it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor
 
 BLOCK = 32768  # columns a block: long enough for BLAS to run at full speed, short enough to sum in float32
 MANY_BLOCKS = 8  # blocks a thread from which on threads pay
-DEVICE_BLOCK = 8 * BLOCK  # on an accelerator starting a product costs more
+DEVICE_BLOCK = BLOCK // 8  # an accelerator takes many of them at once, each on a processor of its own
+DEVICE_COLUMNS = 2**20  # columns at once there: bounds what is copied
 
 
 def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block: int | None = None) -> Tensor:
@@ -74,11 +76,28 @@ def _device_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
     dtype = torch.promote_types(G.dtype, torch.float32)
     size = len(G) + sum(map(len, others))
     products = torch.zeros(size, size, dtype=torch.float64, device=G.device)
-    for start in range(0, G.shape[1], block):
-        rows, *more = (matrix[:, start : start + block].to(dtype) for matrix in (G, *others))
-        joined = torch.cat([rows, *more]) if more else rows
-        products += joined @ joined.T
+    with _whole_precision():
+        for start in range(0, G.shape[1], DEVICE_COLUMNS):
+            rows, *more = (matrix[:, start : start + DEVICE_COLUMNS].to(dtype) for matrix in (G, *others))
+            joined = torch.cat([rows, *more]) if more else rows
+            n_blocks, rest = divmod(joined.shape[1], block)
+            if n_blocks:  # all in one launch, which a single product of few rows would not fill a GPU with
+                blocks = joined[:, : n_blocks * block].unflatten(1, (n_blocks, block)).transpose(0, 1)
+                products += (blocks @ blocks.mT).sum(0, dtype=torch.float64)
+            if rest:
+                products += joined[:, -rest:] @ joined[:, -rest:].T
     return products.cpu()
+
+
+@contextmanager
+def _whole_precision() -> Iterator[None]:
+    """Compute products in float32 itself: TF32, which a run may have asked for, would blur which gradients disagree."""
+    chosen = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(chosen)
 
 
 def combine(weights: Tensor, G: Tensor) -> Tensor:
@@ -90,7 +109,7 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
     return weights.to(dtype=G.dtype, device=G.device) @ G
 
 
-def squared_norms(G: Tensor, *, block: int = DEVICE_BLOCK) -> Tensor:
+def squared_norms(G: Tensor, *, block: int = 8 * BLOCK) -> Tensor:
     """Return the squared length of every row of G, float64 on the CPU, from one pass over G."""
     dtype = torch.promote_types(G.dtype, torch.float32)
     total = torch.zeros(len(G), dtype=torch.float64, device=G.device)

@@ -21,7 +21,7 @@ from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult, model_metadata
 from dqnfed.core.run_folder import ClientRow, RunFolder, claimed
 from dqnfed.core.screening import Policy, Screened, check_replies, guarded, screen, screened_updates
-from dqnfed.core.tensors import finite_rows, gather, named_parameters
+from dqnfed.core.tensors import all_finite, gather, named_parameters
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.cohort import CohortRunner, vectorised
@@ -217,7 +217,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     went_back = len(found.kept) < needed
     state.memory.settle(keep=not went_back)  # a server that goes back to its start takes its clients along
 
-    if not bool(finite_rows(state.server.theta[None]).all()):
+    if not all_finite(state.server.theta):
         step = ServerStep(state.server, Status.STOP, {}, f"the model is not finite after round {state.round}")
     state.stopped = step.reason or "the method ended the run" if step.status is Status.STOP else ""
     record["status"] = step.status.value

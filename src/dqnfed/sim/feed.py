@@ -12,6 +12,7 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.local_work import draw_batches
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import numpy_seed_for, seed_for
+from dqnfed.core.tensors import sent_to
 
 
 def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
@@ -64,14 +65,16 @@ class Feed:
     def _tasks_apart(self, clients: list[int], round: int) -> list[Task]:
         train, theta0 = self._federation.train, self._problem.theta0
         lr = torch.tensor(self._algorithm.lr_at(round), dtype=theta0.dtype, device=theta0.device)
-        noise = self._noise(torch.tensor(clients), round).to(theta0.device)
+        noise = sent_to(theta0.device, self._noise(torch.tensor(clients), round))
         starts = train.starts.tolist()
         tasks = []
         for k, c in enumerate(clients):
             rows = slice(starts[c], starts[c + 1])
             inputs, targets = train.inputs[rows], train.targets[rows]
             mask = theta0.new_ones(len(inputs))
-            tasks.append(Task(inputs, targets, mask, self._drawn_batches(c, round).to(inputs.device), noise[k], lr))
+            tasks.append(
+                Task(inputs, targets, mask, sent_to(inputs.device, self._drawn_batches(c, round)), noise[k], lr)
+            )
         return tasks
 
     def _task(self, clients: Tensor, round: int) -> Task:
@@ -81,8 +84,8 @@ class Feed:
             inputs,
             targets,
             mask,
-            self._batches(clients, round).to(inputs.device),
-            self._noise(clients, round).to(theta0.device),
+            sent_to(inputs.device, self._batches(clients, round)),
+            sent_to(theta0.device, self._noise(clients, round)),
             torch.full((len(clients),), algorithm.lr_at(round), dtype=theta0.dtype, device=theta0.device),
         )
 
@@ -98,8 +101,8 @@ class Feed:
         if self._last is None or self._last[0] != who:
             train = self._federation.train
             rows, real = train.padded_rows(clients)
-            rows = rows.to(train.inputs.device)
-            mask = real.to(self._problem.theta0.device, self._problem.theta0.dtype)
+            rows = sent_to(train.inputs.device, rows)
+            mask = sent_to(self._problem.theta0.device, real).to(self._problem.theta0.dtype)
             self._last = (who, (train.inputs[rows], train.targets[rows], mask))
         return self._last[1]
 

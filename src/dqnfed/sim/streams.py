@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
 
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.problem import Problem, Task
+from dqnfed.core.problem import ModuleModel, Problem, Task
 from dqnfed.core.tensors import stack
 from dqnfed.sim.cohort import Answers, stacked_answers
 
 
+class Lane:
+    """A stream, and the copy of the model that the clients on it use."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self._copied: tuple[Problem, Problem] | None = None  # which problem, and its copy
+
+    def replica(self, problem: Problem) -> Problem:
+        """Return the lane's own copy of the problem's module, which a forward pass borrows."""
+        if self._copied is None or self._copied[0] is not problem:
+            self._copied = (problem, problem.replica())
+        return self._copied[1]
+
+
 @dataclass(frozen=True)
 class Streams:
-    """For models whose small steps leave most of a GPU idle, and whose layers do not vectorise well: convolutions."""
+    """For models whose small steps leave most of a GPU idle, and whose layers do not vectorise well: convolutions.
+
+    A stream takes no more than some dozen steps ahead; who launches more waits. So every stream has a thread of its own
+    that launches: while one waits, the others go on.
+    """
 
     n_streams: int = 5  # ten clients, the usual cohort, then share them evenly
-    _streams: list[torch.cuda.Stream] = field(default_factory=list, repr=False, compare=False)
+    _lanes: list[Lane] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
         return stacked_answers(self, algorithm, problem, tasks, sent, memory)
@@ -28,18 +49,31 @@ class Streams:
         self, algorithm: AnyAlgorithm, problem: Problem, tasks: Sequence[Task], sent: Any, memories: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
         here = torch.cuda.current_stream()
-        while len(self._streams) < self.n_streams:
-            self._streams.append(torch.cuda.Stream())
-        for stream in self._streams:
-            stream.wait_stream(here)
-        answers: dict[int, Any] = {}
-        for k, lane in shared_out([len(task.batches) for task in tasks], self.n_streams):
-            with torch.cuda.stream(self._streams[lane]):
-                answers[k] = algorithm.client_step(problem, tasks[k], sent, memories[k])
-        for stream in self._streams:
-            here.wait_stream(stream)
+        while len(self._lanes) < self.n_streams:
+            self._lanes.append(Lane())
+        for lane in self._lanes:
+            lane.stream.wait_stream(here)
+        order = shared_out([len(task.batches) for task in tasks], self.n_streams)
+
+        def walked(number: int) -> list[tuple[int, Any]]:
+            own = self._lanes[number].replica(problem)
+            with torch.cuda.stream(self._lanes[number].stream):
+                mine = [k for k, lane in order if lane == number]
+                return [(k, algorithm.client_step(own, tasks[k], sent, memories[k])) for k in mine]
+
+        # a function of the user's own may not bear to be called twice at a time
+        spread = launchers(self.n_streams).map if isinstance(problem.predict, ModuleModel) else map
+        answers = dict(chain.from_iterable(spread(walked, range(self.n_streams))))
+        for lane in self._lanes:
+            here.wait_stream(lane.stream)
         found = [answers[k] for k in range(len(tasks))]
         return stack([update for update, _ in found]), [memory for _, memory in found]
+
+
+@cache
+def launchers(n: int) -> ThreadPoolExecutor:
+    """Return n threads that launch what a GPU does; they live as long as the process."""
+    return ThreadPoolExecutor(n, thread_name_prefix="dqnfed-stream")
 
 
 def shared_out(sizes: Sequence[int], n_lanes: int) -> list[tuple[int, int]]:

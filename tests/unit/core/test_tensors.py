@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dqnfed.core.tensors import (
+    all_finite,
     concatenated,
-    finite_rows,
     from_named_tensors,
     gather,
     module_layout,
@@ -18,6 +18,7 @@ from dqnfed.core.tensors import (
     n_rows,
     named_parameters,
     named_tensors,
+    numbers_on_host,
     row,
     stack,
     tensors,
@@ -83,11 +84,14 @@ def test_theta_holds_the_module_in_layout_order() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3, 1000])
-def test_rows_are_finite_when_all_their_numbers_are(width: int) -> None:
+def test_a_tensor_is_finite_when_all_its_numbers_are(width: int) -> None:
     rows = torch.ones(6, width)
     rows[1, -1], rows[2, 0], rows[3, 0] = torch.nan, torch.inf, -torch.inf
     rows[4] = 1e38  # whose squares, and with them the norm, are too large for float32
-    expected = [True, False, False, False, True, True]
-    assert finite_rows(rows).tolist() == expected
-    assert finite_rows(rows, torch.linalg.vector_norm(rows, dim=1)).tolist() == expected
-    assert finite_rows(rows[:, :0]).all()
+    assert [all_finite(row) for row in rows] == [True, False, False, False, True, True]
+    assert all_finite(rows[0, :0])
+
+
+def test_numbers_that_are_on_the_host_stay_as_they_are() -> None:
+    record = Inner(torch.arange(3.0), torch.ones(3, 2))
+    assert numbers_on_host(record) is record
