@@ -22,14 +22,21 @@ MAX_NAMED = 12  # clients; of more, only the distribution of accuracies is of in
 def collected(
     runs: Iterable[Json], *, table: str, command: str, hardware: str, commit: str, algorithms: Sequence[str] = ()
 ) -> Json:
-    """Return the summary of finished runs for one page; of a run that is there twice, the later one counts."""
+    """Return the summary of finished runs for one page; of a run that is there twice, the later one counts.
+
+    A method whose seeds were run with different settings is refused: its mean would be nobody's.
+    """
     found: dict[tuple[str, str, int], Json] = {}
     for run in runs:
         if not algorithms or run["algorithm"] in algorithms:
-            found[run.get("experiment", ""), run["algorithm"], run["seed"]] = run
+            found[run["experiment"], run["algorithm"], run["seed"]] = run
     if not found:
         raise ValueError(f"there is no finished run for the table '{table}'; give the folder that holds them.")
-    return {"table": table, "command": command, "hardware": hardware, "commit": commit, "runs": list(found.values())}
+    _check_settings(found.values())
+    experiments = list(dict.fromkeys(experiment for experiment, _, _ in found))
+    ordered = sorted(found, key=lambda key: (experiments.index(key[0]), *key[1:]))
+    runs = [found[key] for key in ordered]
+    return {"table": table, "command": command, "hardware": hardware, "commit": commit, "runs": runs}
 
 
 def summaries_in(source: Path) -> list[Json]:
@@ -118,6 +125,18 @@ def binned(points: Sequence[tuple[int, float]], n_bins: int = CURVE_POINTS) -> l
         return []
     groups = np.array_split(np.array(points, dtype=np.float64), min(n_bins, len(points)))
     return [[float(round(group[:, 0].mean())), round(float(group[:, 1].mean()), 4)] for group in groups]
+
+
+def _check_settings(runs: Iterable[Json]) -> None:
+    first: dict[tuple[str, str], Json] = {}
+    for run in runs:
+        other = first.setdefault((run["experiment"], run["algorithm"]), run)
+        for part in ("settings", "train"):
+            if run[part] != other[part]:
+                raise ValueError(
+                    f"the runs of {run['algorithm']} on {run['experiment']} make one row, but seed {other['seed']} "
+                    f"has the {part} {other[part]} and seed {run['seed']} {run[part]}; give all seeds with the same."
+                )
 
 
 def _thinned(evaluated: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

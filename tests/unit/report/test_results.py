@@ -136,6 +136,20 @@ def test_of_a_run_that_is_there_twice_the_later_counts(runs: Path) -> None:
         summary_of(runs, algorithms=("qffl",))
 
 
+def test_seeds_with_other_settings_are_no_row(runs: Path) -> None:
+    first, *others = summaries_in(runs)
+    with pytest.raises(ValueError, match="seed 0 has the settings"):
+        collected([{**first, "settings": {"lr": 7.0}}, *others], table="t", command="c", hardware="h", commit="1a")
+
+
+def test_the_order_of_lines_does_not_matter(runs: Path) -> None:
+    found = summaries_in(runs)
+    there, back = (
+        collected(some, table="t", command="c", hardware="h", commit="1a") for some in (found, list(reversed(found)))
+    )
+    assert there == back
+
+
 def test_the_papers_values_stand_below_the_experiments_that_repeat_them(tmp_path: Path) -> None:
     for setup in ("shakespeare-setup1", "shakespeare-setup2"):
         write_comparison(tmp_path / setup, name=setup, seeds=(0,), rounds=3)
