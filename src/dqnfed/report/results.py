@@ -69,7 +69,8 @@ def block(data: Json) -> str:
             if picture.experiment == name:
                 lines += [f"![{picture.kind.caption}](figures/{picture.file})", "", f"*{picture.kind.caption}.*", ""]
     n_seeds = {len(runs) for name in experiments for runs in by_method(experiments[name]).values()}
-    seeds = f"{min(n_seeds)} seeds each" if len(n_seeds) == 1 else "seeds as in the column"
+    each = "one seed each" if n_seeds == {1} else f"{min(n_seeds)} seeds each"
+    seeds = each if len(n_seeds) == 1 else "seeds as in the column"
     meaning = (
         f"Mean ± standard deviation over seeds ({seeds}), accuracy in percent on each client's own test examples; "
         "*improved* is the mean share of participants whose loss a round lowers, *late* the same over the last half of "
@@ -178,7 +179,7 @@ def _printed_lines(printed: PrintedTable) -> list[str]:
     lines = [
         f"The paper prints for this setting ({printed.title}):",
         "",
-        "| method | " + " | ".join(printed.columns) + " |",
+        "| method | " + " | ".join(_title(column) for column in printed.columns) + " |",
         "|---" * (len(printed.columns) + 1) + "|",
     ]
     reasons: list[str] = []
