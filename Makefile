@@ -46,10 +46,11 @@ reference: setup ## write the pages about methods from the methods themselves
 
 # TABLE=cifar10-setup1 rebuilds a page from its stored summary; RUN=1 first runs its commands (docs/results/tables.toml),
 # for which a GPU helps; what was interrupted goes on where it was.
-results: setup ## rebuild a page of docs/results: make results TABLE=cifar10-setup1 [RUN=1 SEEDS=0:5 HARDWARE="..."]
+results: setup ## rebuild a page of docs/results: make results TABLE=cifar10-setup1 [RUN=1 JOBS=8 SEEDS=0:5 HARDWARE="..."]
 	@test -n "$(TABLE)" || { echo "say which page: make results TABLE=cifar10-setup1"; exit 1; }
 	$(BIN)/python -m dqnfed.report.results $(TABLE) \
-	  $(if $(RUN),--run --hardware "$(or $(HARDWARE),not stated)" $(if $(SEEDS),--seeds $(SEEDS)))
+	  $(if $(RUN),--run --hardware "$(or $(HARDWARE),not stated)" $(if $(SEEDS),--seeds $(SEEDS)) \
+	    $(if $(JOBS),--jobs $(JOBS)))
 
 docs: setup ## build the documentation into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -244,12 +244,12 @@ def commands_of(table: str, seeds: str | None = None) -> list[str]:
     return [re.sub(r"--seeds \S+", f"--seeds {seeds}", command) if seeds else command for command in commands]
 
 
-def measured(table: str, commands: Sequence[str]) -> Path:
+def measured(table: str, commands: Sequence[str], n_jobs: str | None) -> Path:
     """Run a page's commands, each into the folder of its experiment, and return the folder above; it can be resumed."""
     for command in commands:
         program, *rest = shlex.split(command)
-        out = RUNS / table / rest[1]
-        subprocess.run([str(Path(sys.executable).with_name(program)), *rest, "--out", str(out)], check=True)
+        extra = ["--out", str(RUNS / table / rest[1]), *(["--jobs", n_jobs] if n_jobs else [])]
+        subprocess.run([str(Path(sys.executable).with_name(program)), *rest, *extra], check=True)
     return RUNS / table
 
 
@@ -259,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("table")
     parser.add_argument("--run", action="store_true", help="run the page's commands first")
     parser.add_argument("--seeds", help="of these runs, in place of the commands' own")
+    parser.add_argument("--jobs", help="runs at a time; default: what `dqnfed compare` chooses")
     parser.add_argument(
         "--from", dest="sources", type=Path, nargs="+", default=[], help="folders of finished runs, .jsonl, .json"
     )
@@ -269,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     summary, page = FOLDER / "data" / f"{options.table}.json", FOLDER / f"{options.table}.md"
     commands = commands_of(options.table, options.seeds)
-    sources = [*options.sources, *([measured(options.table, commands)] if options.run else [])]
+    sources = [*options.sources, *([measured(options.table, commands, options.jobs)] if options.run else [])]
     if sources:
         data = collected(
             [run for source in sources for run in summaries_in(source)],
