@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import run_experiment
+from tests.helpers.folders import contents, n_lines
 
 COMMAND = [sys.executable, "-m", "dqnfed.cli"]
 
@@ -77,11 +77,6 @@ class Experiment:
         run_experiment(read_config(str(self.file)).with_algorithm(self.algorithm), out)
 
 
-def n_lines(out: Path) -> int:
-    path = out / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
-
-
 def stopped(command: list[str], out: Path, *, after_lines: int, delay: float, how: signal.Signals) -> tuple[int, str]:
     """Start the command, send it a signal once it has written so many lines, and return its exit code and output."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -98,21 +93,6 @@ def finished(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def contents(out: Path) -> dict[str, Any]:
-    """Return everything that must not depend on how the run came to its end: all but the times."""
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((out / "summary.json").read_text())
-    del summary["totals"]["seconds"]
-    return {
-        "metrics": [{key: value for key, value in record.items() if key != "seconds"} for record in records],
-        "clients": (out / "clients.csv").read_bytes(),
-        "who": (out / "clients.json").read_bytes(),
-        "config": (out / "config.toml").read_bytes(),
-        "model": (out / "model.safetensors").read_bytes(),
-        "summary": summary,
-    }
 
 
 def survives(experiment: Experiment, tmp_path: Path, *, n_kills: int) -> None:

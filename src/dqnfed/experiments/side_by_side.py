@@ -24,7 +24,7 @@ from dqnfed.sim.threads import free_bytes
 
 logger = logging.getLogger("dqnfed")
 BYTES_A_JOB = 3 * 2**30  # of free memory for each run at a time, where nobody says how many
-SECONDS = 0.2  # after which somebody looks whether Ctrl-C was pressed
+SECONDS = 0.05  # after which somebody looks whether Ctrl-C was pressed
 
 
 def automatic_jobs(runs: Sequence[Planned]) -> int:
@@ -88,7 +88,7 @@ class Worker:
         return message
 
     def how_it_died(self) -> str:
-        self.process.join(SECONDS)
+        self.process.join()  # its pipe has ended, and so will it
         code = self.process.exitcode
         return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
 
@@ -173,7 +173,7 @@ def crew_of(n: int) -> Iterator[list[Worker]]:
         for worker in crew:
             worker.connection.close()
             if worker.run is not None:
-                worker.process.terminate()
+                worker.process.kill()  # a run bears that at any moment
         for worker in crew:
             worker.process.join()
 
