@@ -2,9 +2,11 @@
 
     PYTHONPATH=src python benchmarks/label_noise.py --data-dir DATA --out OUT --jobs 15
     PYTHONPATH=src python benchmarks/label_noise.py --out OUT --table       # the tables of the finished runs, Markdown
+    PYTHONPATH=src python benchmarks/label_noise.py --out OUT --table --page docs/results/label-noise.md
 
 Runs the preset `fashion-mnist-noisy` into OUT/<partition>/<method>/<seed>. What is finished is kept and what was
 stopped goes on, so the same command continues; OUT/table.md and OUT/table.json are written anew after every run.
+`--page` puts the tables in the place of those of a page, under the headings that it has for the two partitions.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 
 METHODS = ("dqn-fed", "fedavg", "fedcorr+dqn-fed", "fedcorr+fedavg")
 PARTITIONS = {"iid": [], "dirichlet": ["data.partition=dirichlet", "data.beta=1.0"]}
+HEADINGS = {"iid": "Clients with the same label mix", "dirichlet": "Label mixes drawn from Dirichlet(1.0)"}
 COLUMNS = {"mean": "mean", "std": "std", "worst10": "worst 10 %", "best10": "best 10 %"}
 FOUND = {
     "f1": "F1 of noisy clients",
@@ -48,6 +51,10 @@ def main() -> None:
                 sys.stdout.flush()
                 write_tables(options.out)
     sys.stdout.write(write_tables(options.out) + "\n")
+    if options.page:
+        options.page.write_text(
+            with_tables(options.page.read_text(), json.loads((options.out / "table.json").read_text()))
+        )
 
 
 def arguments() -> argparse.Namespace:
@@ -63,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--table", action="store_true", help="only the tables of what is finished")
+    parser.add_argument("--page", type=Path, help="page whose tables are to be those of what is finished")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -103,9 +111,9 @@ def played(job: dict[str, Any]) -> tuple[str, float, int]:
 
 
 def worker(job: dict[str, Any]) -> None:
-    from dqnfed.experiments.compare import is_finished, was_started
     from dqnfed.experiments.config import read_config
     from dqnfed.experiments.experiment import run_experiment
+    from dqnfed.experiments.planned import is_finished, was_started
 
     config = read_config(job["preset"], job["changes"]).with_algorithm(job["method"])
     folder = Path(job["out"])
@@ -139,6 +147,40 @@ def write_tables(out: Path) -> str:
     return text
 
 
+def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
+    """Return the page with the tables under its headings replaced; a partition without finished runs keeps its own."""
+    for partition, heading in HEADINGS.items():
+        found = [row for row in rows if row["partition"] == partition]
+        if not found:
+            continue
+        before, heading, after = page.partition(f"## {heading}\n\n")
+        if not heading:
+            raise ValueError(
+                f"the page has no heading '## {HEADINGS[partition]}' to put the table of {partition} under."
+            )
+        rest = after[after.index("\n\n") :]  # a table ends at the first empty line
+        page = before + heading + page_table(found) + rest
+    return page
+
+
+def page_table(rows: list[dict[str, Any]]) -> str:
+    titles = "mean | std over clients | worst 10 % | best 10 % | F1 of noisy clients | lowest F1"
+    lines = [
+        f"| method | {titles} | wrong labels, before → after | changes that are right | seeds |",
+        "|---" * 10 + "|",
+    ]
+    for row in rows:
+        runs = row["runs"]
+        cells = [over_seeds([run[key] for run in runs], key) for key in (*COLUMNS, "f1")]
+        before, after, right = (over_seeds([run[key] for run in runs], key) for key in ("before", "after", "right"))
+        known = [run["f1"] for run in runs if run["f1"] == run["f1"]]
+        cells += [f"{min(known):.2f}" if known else "-", f"{before} → {after} %" if known else f"{before} %"]
+        lines.append(
+            f"| `{row['method']}` | " + " | ".join([*cells, f"{right} %" if known else "-", str(len(runs))]) + " |"
+        )
+    return "\n".join(lines)
+
+
 def measured(summary: dict[str, Any]) -> dict[str, float]:
     noise, nan = summary["noise"], float("nan")
     clients, corrections = noise.get("clients", {}), noise.get("corrections", {})
@@ -157,7 +199,7 @@ def over_seeds(values: list[float], key: str) -> str:
     known = np.array([v for v in values if v == v])
     if not len(known):
         return "-"
-    digits = {"passes": 0, "seconds": 0, "f1": 2}.get(key, 1)
+    digits = {"passes": 0, "seconds": 0, "f1": 2, "std": 2}.get(key, 1)
     spread = f" ± {known.std(ddof=1):.{digits}f}" if len(known) > 1 and key not in ("passes", "seconds") else ""
     return f"{known.mean():.{digits}f}{spread}"
 

@@ -24,15 +24,16 @@ class FedCorr(LabelCorrection):
     Client: visited, it trains theta for `epochs` on mixed-up pairs of its examples (Zhang et al., ICLR 2018), held back
     by beta mu_k ||v - theta|| with its estimated noise level mu_k; sends the update and the mean local intrinsic
     dimension of its softmax outputs, which is high where labels are wrong; keeps every example's loss. After a sweep,
-    if its summed score is above the threshold that it is sent: mu_k is the share of its losses in the higher of two
-    Gaussians, and `relabel_share` of these labels, the largest losses first, become the global model's class where that
-    model is more sure than `confidence`. Afterwards it trains as the finishing method says, on its labels as they are.
+    if its summed score is above the threshold that it is sent, or was before: mu_k is the share of its losses in the
+    higher of two Gaussians, and `relabel_share` of these labels, the largest losses first, become the global model's
+    class where that model is more sure than `confidence`. Afterwards it trains as the finishing method says, on its
+    labels as they are.
 
     Server: `sweeps` times it visits every client once, one after the other, each beginning where the last one ended;
-    two Gaussians over the summed scores give the threshold. Then `fine_tuning` rounds of the finishing method with
-    clients of mu_k <= `clean_level`; noisy clients replace all labels that the model is sure of; and the finishing
-    method with everybody to the end. Every exchange is a round: of a run's rounds, 1 + sweeps (clients / visits + 1) +
-    fine_tuning + 1 are over when the last stage begins.
+    two Gaussians over the summed scores give the threshold, the higher one no narrower than the lower one. Then
+    `fine_tuning` rounds of the finishing method with clients of mu_k <= `clean_level`; noisy clients replace all labels
+    that the model is sure of; and the finishing method with everybody to the end. Every exchange is a round: of a run's
+    rounds, 1 + sweeps (clients / visits + 1) + fine_tuning + 1 are over when the last stage begins.
 
     State: client, its labels and losses (two numbers an example), its score and mu_k; server, the scores and mu_k. Both
     keep what the finishing method keeps.
@@ -41,16 +42,19 @@ class FedCorr(LabelCorrection):
 
     Evaluation: as the finishing method.
 
-    Differences: Unlike the official code, an example's loss is its cross-entropy, not the cross-entropy of its
-    softmax output; equal outputs lie 1e-12 apart instead of making the score 0; the pull acts in every step, with
-    gradient 0 where v = theta; `neighbours` has an effect, and clients with few examples use as many as they have. A
-    score below the lower Gaussian's mean is never noisy, however wide the higher one is. Unlike the paper, all
-    clients are clean unless two Gaussians explain the scores better than one (Bayesian information criterion), since
-    a mixture splits any set of numbers; `split = "always"` is the paper's. Unlike the paper, the Gaussians are fitted
-    to log(1 + score), from several starts: one client far above all others otherwise hides the other noisy ones. The
-    order of visits is the same in every run, since the seed deals the clients anew. A client compares its own score
-    with the threshold, so that nobody learns about another. Examples are mixed during visits only; afterwards the
-    local work is the finishing method's. A visit that ends outside the numbers changes nothing and counts as score 0.
+    Differences: Unlike the official code, an example's loss is its cross-entropy, not the cross-entropy of its softmax
+    output; equal outputs lie 1e-12 apart instead of making the score 0; the pull acts in every step, with gradient 0
+    where v = theta; `neighbours` has an effect, and clients with few examples use as many as they have. A score below
+    the lower Gaussian's mean is never noisy, however wide the higher one is. Unlike the paper, all clients are clean
+    unless two Gaussians explain the scores better than one (Bayesian information criterion), since a mixture splits any
+    set of numbers; `split = "always"` is the paper's. Unlike the paper, the Gaussians are fitted to log(1 + score),
+    from several starts, and the noisy clients' one is at least as wide as the clean ones': one client far above all
+    others, or two that are close, otherwise hide the other noisy ones. Unlike the paper, a client that was found noisy
+    stays so: it corrects labels at once, and later scores are of the corrected ones; with `split = "always"` each sweep
+    decides anew. The order of visits is the same in every run, since the seed deals the clients anew. A client compares
+    its own score with the threshold, so that nobody learns about another. Examples are mixed during visits only;
+    afterwards the local work is the finishing method's. A visit that ends outside the numbers changes nothing and
+    counts as score 0.
 
     Reference: Xu, Chen, Quek & Chong, FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022.
     """

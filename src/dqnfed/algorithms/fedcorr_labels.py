@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,52 +16,98 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 CONSTANT = 1e-8  # values that spread less than this are all the same
 FEWEST = 3  # examples that a score needs
+STARTS = 20  # places to cut the clients' scores at, from which the mixture over them is fitted
+NARROWEST = 0.003  # of the variance of all scores: no group of clients is narrower
 
 
 class Groups(NamedTuple):
     """Values split into a low and a high group."""
 
     is_high: BoolArray  # [N]
-    prefers_two: bool  # whether two Gaussians explain the values better than one, by the Bayesian criterion
+    gain: float  # by how much two Gaussians explain the values better than one, by the Bayesian criterion
+
+    @property
+    def prefers_two(self) -> bool:
+        return self.gain > 0.0
 
 
-def two_groups(values: FloatArray, *, n_starts: int = 1) -> Groups:
-    """Return which values belong to the higher of two Gaussians, scikit-learn's mixture; nobody if all are the same.
+def two_groups(values: FloatArray) -> Groups:
+    """Return which values belong to the higher of two Gaussians, scikit-learn's mixture; nobody if all are the same."""
+    from sklearn.mixture import GaussianMixture
 
-    Started once, from the two clusters of k-means, a single far value may become a group of its own although two wide
-    groups explain all values better; with `n_starts` > 1 it starts from as many places at which the sorted values can
-    be cut in two, and the likeliest end counts.
+    if _is_one(values):
+        return _nobody(values)
+    column = values[:, None]
+    one, two = (GaussianMixture(n_components=n, random_state=0).fit(column) for n in (1, 2))
+    return Groups(_is_high(two, values), float(one.bic(column) - two.bic(column)))
 
-    The higher Gaussian may be so wide that it also claims values far below the lower one, and the reverse: a value
-    below the lower mean is low and one above the higher mean is high, so that the two groups never interleave.
+
+def two_groups_of_clients(values: FloatArray) -> Groups:
+    """Return the two groups of the likeliest mixture whose higher Gaussian is no narrower than the lower one.
+
+    Clean clients are alike and noisy ones differ in their level. Without a bound on the variances the likelihood is
+    unbounded (Day, Biometrika 1969; Hathaway, Annals of Statistics 1985): a few close values, such as two noisy clients
+    far above the others, are likeliest a group of their own. The best mixture under the bound has either a wider
+    higher Gaussian or, at the bound, two of the same width, so that one client far above all others is found too; these
+    are scikit-learn's covariance types `full` and `tied`, started from every place to cut the sorted values in two. On
+    the bound or not, it is one model of five parameters. No Gaussian is narrower than `NARROWEST`.
     """
     from sklearn.mixture import GaussianMixture
 
-    if len(values) < 2 or np.std(values) < CONSTANT:
-        return Groups(np.zeros(len(values), dtype=np.bool_), False)
-    column = values[:, None]
-    starts: list[dict[str, FloatArray]] = [{}] if n_starts == 1 else _cuts(np.sort(values), n_starts)
-    fits = [GaussianMixture(n_components=2, random_state=0, **start).fit(column) for start in starts]
-    two = max(fits, key=lambda fit: float(fit.lower_bound_))
-    one = GaussianMixture(n_components=1, random_state=0).fit(column)
+    if _is_one(values):
+        return _nobody(values)
+    column, least = values[:, None], NARROWEST * float(np.var(values))
+    one = GaussianMixture(n_components=1, random_state=0, reg_covar=least).fit(column)
+    best, best_fit = -np.inf, None
+    for kind in ("tied", "full"):
+        for start in _cuts(np.sort(values), STARTS, is_tied=kind == "tied"):
+            fit = GaussianMixture(2, covariance_type=kind, random_state=0, reg_covar=least, **start).fit(column)
+            lower, higher = np.argsort(fit.means_[:, 0])
+            likelihood = float(fit.score(column))
+            is_allowed = kind == "tied" or fit.covariances_[higher, 0, 0] >= fit.covariances_[lower, 0, 0]
+            if is_allowed and likelihood > best:
+                best, best_fit = likelihood, fit
+    n = len(values)
+    gain = 2.0 * n * (best - float(one.score(column))) - 3.0 * np.log(n)  # five parameters instead of two
+    return Groups(_is_high(best_fit, values), float(gain))
+
+
+def _is_one(values: FloatArray) -> bool:
+    return len(values) < 2 or bool(np.std(values) < CONSTANT)
+
+
+def _nobody(values: FloatArray) -> Groups:
+    return Groups(np.zeros(len(values), dtype=np.bool_), -np.inf)
+
+
+def _is_high(two: Any, values: FloatArray) -> BoolArray:
+    """Return which values belong to the mixture's higher Gaussian.
+
+    It may be so wide that it also claims values far below the lower one, and the reverse: a value below the lower mean
+    is low and one above the higher mean is high, so that the two groups never interleave.
+    """
     low, high = np.sort(two.means_[:, 0])
-    is_high = two.predict(column) == int(np.argmax(two.means_[:, 0]))
-    is_high = (is_high | (values >= high)) & (values > low)
-    return Groups(is_high, bool(two.bic(column) < one.bic(column)))
+    claimed = two.predict(values[:, None]) == int(np.argmax(two.means_[:, 0]))
+    is_high: BoolArray = (claimed | (values >= high)) & (values > low)
+    return is_high
 
 
-def _cuts(ordered: FloatArray, n: int) -> list[dict[str, FloatArray]]:
+def _cuts(ordered: FloatArray, n: int, *, is_tied: bool) -> list[dict[str, FloatArray]]:
     """Return the mixtures, as scikit-learn wants them, of the two parts at each of n places to cut the values."""
     least = 1e-3 * float(np.var(ordered))  # a part of one value has no spread of its own
     places = sorted({max(1, min(len(ordered) - 1, round(len(ordered) * k / (n + 1)))) for k in range(1, n + 1)})
     found = []
     for place in places:
         parts = ordered[:place], ordered[place:]
+        weights = np.array([len(part) / len(ordered) for part in parts])
+        variances = np.array([part.var() + least for part in parts])
         found.append(
             {
-                "weights_init": np.array([len(part) / len(ordered) for part in parts]),
+                "weights_init": weights,
                 "means_init": np.array([[part.mean()] for part in parts]),
-                "precisions_init": np.array([[[1.0 / (part.var() + least)]] for part in parts]),
+                "precisions_init": 1.0 / (weights @ variances).reshape(1, 1)
+                if is_tied
+                else 1.0 / variances[:, None, None],
             }
         )
     return found

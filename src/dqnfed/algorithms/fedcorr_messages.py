@@ -37,6 +37,7 @@ class Suspicion(NamedTuple):
 
     score: Tensor  # [C] float64: sums of mean local intrinsic dimensions over the sweeps
     threshold: Tensor  # [] float64: clients with a higher score are noisy
+    is_noisy: Tensor  # [C] bool: found so far
     level: Tensor  # [C] float64: the noise levels that clients estimate for themselves
 
 
@@ -51,6 +52,7 @@ class FedCorrMemory(NamedTuple):
     labels: Tensor  # [N] the client's labels as they are now
     losses: Tensor  # [N] of its examples, at its own model of the last visit
     score: Tensor  # [] float64, the sum over its visits
+    is_noisy: Tensor  # [] bool, whether a verdict was that its labels are
     level: Tensor  # [] float64, the noise level that it estimates for itself
     inner: Empty  # of the finishing method
 
@@ -100,7 +102,7 @@ OWN_UPDATES = (Greeted, Visited, Relabelled)
 
 def noisy_clients(suspicion: Suspicion) -> Tensor:
     """Return which clients the server takes for noisy, [C]."""
-    return suspicion.score > suspicion.threshold
+    return suspicion.is_noisy
 
 
 def with_inner(kind: type[Any], inner: type[Any]) -> type[Any]:

@@ -20,7 +20,7 @@ from dqnfed.algorithms.fedcorr_labels import (
     outputs_of,
     probabilities_of,
     suspected_rows,
-    two_groups,
+    two_groups_of_clients,
 )
 from dqnfed.algorithms.fedcorr_messages import (
     OWN_SENT,
@@ -50,7 +50,6 @@ from dqnfed.core.problem import Problem, Task, logistic_losses, squared_errors
 from dqnfed.core.seeds import numpy_seed_for
 from dqnfed.maths.directions import mean_step
 
-STARTS = 20  # of the mixture over the clients' scores
 SEEDS = 2**24  # whole numbers that single precision can hold
 
 
@@ -147,7 +146,12 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
         return self.Server(
             problem.theta0.clone(),
             Progress(no, zero, torch.zeros(n_clients, dtype=torch.bool), zero.clone(), no.clone()),
-            Suspicion(nobody, torch.tensor(torch.inf, dtype=torch.float64), nobody.clone()),
+            Suspicion(
+                score=nobody,
+                threshold=torch.tensor(torch.inf, dtype=torch.float64),
+                is_noisy=torch.zeros(n_clients, dtype=torch.bool),
+                level=nobody.clone(),
+            ),
             self.inner.init_server(problem, n_clients),
         )
 
@@ -156,7 +160,14 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
         labels, losses = task.targets, torch.zeros_like(task.mask)
         zero = torch.zeros((), dtype=torch.float64, device=losses.device)
         inner = self.inner.init_memory(problem, task)
-        return self.Memory(labels if kept else labels[:0], losses if kept else losses[:0], zero, zero.clone(), inner)
+        return self.Memory(
+            labels=labels if kept else labels[:0],
+            losses=losses if kept else losses[:0],
+            score=zero,
+            is_noisy=torch.zeros_like(zero, dtype=torch.bool),
+            level=zero.clone(),
+            inner=inner,
+        )
 
     def noise(self, problem: Problem, generator: torch.Generator) -> Tensor:
         drawn = self.inner.noise(problem, generator)
@@ -264,14 +275,15 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
     def _judged(self, problem: Problem, task: Task, sent: Verdict, memory: Any) -> tuple[Relabelled, Any]:
         """Replace the most doubtful labels if the client's score is above the threshold."""
         n, level, labels = n_real(task), 0.0, memory.labels
-        if bool(memory.score > sent.threshold):
+        is_noisy = self.suspected(memory.score, sent.threshold, memory.is_noisy)
+        if bool(is_noisy):
             level, rows = suspected_rows(memory.losses[:n].double().cpu().numpy(), self.relabel_share)
             outputs = outputs_of(problem, sent.theta, task)
             labels = corrected_labels(labels, outputs, self.confidence, torch.from_numpy(rows))
         believed = memory.level.new_tensor(level)
         here = replace(problem, theta0=sent.theta)  # the finishing method begins at this model
         inner = self.inner.init_memory(here, task._replace(targets=labels[: len(task.mask)]))
-        kept = memory._replace(labels=labels, level=believed, inner=inner)
+        kept = memory._replace(labels=labels, is_noisy=is_noisy, level=believed, inner=inner)
         return Relabelled(believed, _n_changed(labels, memory.labels)), kept
 
     # The server.
@@ -310,7 +322,9 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
         visited = server.progress.visited.index_fill(0, cohort.clients, True)
         suspicion = suspicion._replace(score=score)
         if bool(visited.all()):
-            suspicion = suspicion._replace(threshold=self.threshold(score))
+            threshold = self.threshold(score)
+            is_noisy = self.suspected(score, threshold, suspicion.is_noisy)
+            suspicion = suspicion._replace(threshold=threshold, is_noisy=is_noisy)
         changed = server._replace(
             theta=server.theta - step, suspicion=suspicion, progress=server.progress._replace(visited=visited)
         )
@@ -319,12 +333,17 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
     def threshold(self, scores: Tensor) -> Tensor:
         """Return the score above which a client is noisy, between the two groups of scores; infinity if all are one."""
         # of the logarithms: among the scores themselves one client far above all others is likeliest a group of its own
-        groups = two_groups(np.log1p(scores.numpy()), n_starts=STARTS)
+        groups = two_groups_of_clients(np.log1p(scores.numpy()))
         is_one = not groups.is_high.any() or bool(groups.is_high.all())
         if is_one or (self.split == "bic" and not groups.prefers_two):
             return torch.full((), torch.inf, dtype=torch.float64)
         is_high = torch.from_numpy(groups.is_high)
         return (scores[is_high].min() + scores[~is_high].max()) / 2
+
+    def suspected(self, score: Tensor, threshold: Tensor, was_noisy: Tensor) -> Tensor:
+        """Return who is noisy: whoever is above the threshold, or was found before and has corrected labels since."""
+        is_above = score > threshold
+        return is_above if self.split == "always" else is_above | was_noisy
 
     def _sentenced(self, server: Any, updates: Relabelled, cohort: Cohort) -> Any:
         level = server.suspicion.level.index_copy(0, cohort.clients, updates.level.double().cpu())

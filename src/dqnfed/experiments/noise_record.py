@@ -32,7 +32,7 @@ def noise_record(truth: Truth, federation: Federation, state: dict[str, Tensor])
     given, right = federation.train.targets.cpu(), truth.targets.cpu()
     corrects = "server.suspicion.score" in state
     now = _labels_now(federation, state) if corrects else given
-    detected = state["server.suspicion.score"] > state["server.suspicion.threshold"] if corrects else None
+    detected = state["server.suspicion.is_noisy"] if corrects else None
     rows: list[dict[str, Any]] = []
     for c in range(federation.n_clients):
         own = slice(int(federation.train.starts[c]), int(federation.train.starts[c + 1]))

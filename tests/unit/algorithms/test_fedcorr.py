@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from torch import nn
 from dqnfed import Evaluation, FedAvg, Policy, RunResult, looped, run
 from dqnfed.algorithms import REGISTRY, method_called
 from dqnfed.algorithms.fedcorr import FedCorr, fedcorr_with
-from dqnfed.algorithms.fedcorr_labels import corrected_labels, mixed_sgd, suspected_rows, two_groups, unit
+from dqnfed.algorithms.fedcorr_labels import (
+    Groups,
+    corrected_labels,
+    mixed_sgd,
+    suspected_rows,
+    two_groups,
+    two_groups_of_clients,
+    unit,
+)
 from dqnfed.algorithms.fedcorr_messages import noisy_clients
 from dqnfed.algorithms.label_correction import LabelCorrection, started_at
 from dqnfed.core.algorithm import AnyAlgorithm
@@ -174,13 +183,13 @@ def test_no_noise_in_no_labels_changed(seed: int) -> None:
 
 
 def test_unlike_paper_clients_are_split_only_where_two_groups_explain_the_scores_better() -> None:
-    """Of 60 sets of clean scores few are split, at most one in 20; a mixture without the criterion splits them all."""
+    """Of 20 sets of clean scores few are split, at most one in 20; a mixture without the criterion splits them all."""
     rng = np.random.default_rng(0)
-    clean = [torch.from_numpy(rng.normal(5.0, 0.3, 50)) for _ in range(60)]
+    clean = [torch.from_numpy(rng.normal(5.0, 0.3, 50)) for _ in range(20)]
     careful, papers = FedCorr(), FedCorr(split="always")
     n_split = sum(bool(torch.isfinite(careful.threshold(scores))) for scores in clean)
-    assert n_split <= 3
-    assert sum(bool(torch.isfinite(papers.threshold(scores))) for scores in clean) == 60
+    assert n_split <= 1
+    assert sum(bool(torch.isfinite(papers.threshold(scores))) for scores in clean[:3]) == 3
     noisy = torch.cat([clean[0], torch.from_numpy(rng.normal(8.0, 0.6, 20))])
     assert torch.isfinite(careful.threshold(noisy))
 
@@ -207,9 +216,58 @@ def test_unlike_paper_one_client_with_an_outlying_score_is_no_group_of_its_own()
     assert sum(map(is_split_well, range(20))) >= 18
 
 
+def test_unlike_paper_close_scores_are_no_group_because_they_are_close() -> None:
+    """Two high scores nearer and nearer to each other split the clients as before; without a bound they gain by it."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        others = np.concatenate([rng.normal(6.2, 0.45, 27), rng.normal(7.6, 0.6, 21)])
+        apart, close = (two_groups_of_clients(np.log1p(np.append(others, [11.2 - d, 11.2 + d]))) for d in (0.1, 1e-6))
+        assert np.array_equal(apart.is_high, close.is_high)
+        assert close.gain == pytest.approx(apart.gain, abs=0.5)
+
+
+@pytest.mark.parametrize("n_clean", [4, 49])
+def test_one_noisy_client_far_above_all_others_is_found(n_clean: int) -> None:
+    """Alone it has no width of its own; it gets the clean clients', at the bound."""
+    for seed in range(10):
+        scores = np.append(np.random.default_rng(seed).normal(5.0, 0.2, n_clean), 12.0)
+        groups = two_groups_of_clients(np.log1p(scores))
+        assert groups.prefers_two
+        assert groups.is_high.nonzero()[0].tolist() == [n_clean]
+
+
+def test_the_groups_do_not_depend_on_unit_and_origin() -> None:
+    rng = np.random.default_rng(0)
+    scores = np.concatenate([rng.normal(5.0, 0.3, 30), rng.normal(8.0, 0.9, 20)])
+    first, second = two_groups_of_clients(scores), two_groups_of_clients(1000.0 * scores - 7.0)
+    assert np.array_equal(first.is_high, second.is_high)
+    assert first.gain == pytest.approx(second.gain, rel=1e-6)
+
+
+def test_unlike_paper_a_client_that_was_found_stays_noisy() -> None:
+    """Its later scores are of labels that it has corrected; `split = "always"` decides anew, as the paper does."""
+    score, threshold = torch.tensor([1.0, 3.0, 1.0]), torch.tensor(2.0)
+    before = torch.tensor([False, False, True])
+    assert method().suspected(score, threshold, before).tolist() == [False, True, True]
+    assert method(split="always").suspected(score, threshold, before).tolist() == [False, True, False]
+
+
+def test_clients_and_server_agree_on_who_is_noisy() -> None:
+    """Each decides by itself, and what one sweep has found the next one keeps."""
+    blobs = noisy_blobs(12, 60)
+    algorithm = method(sweeps=3, epochs=3)
+    found = played(algorithm, blobs, rounds=1 + 3 * 13)
+    after_each = [noisy_clients(found.servers[13 * (sweep + 1)].suspicion) for sweep in range(3)]
+    assert after_each[0].any()
+    assert all(bool((later | ~earlier).all()) for earlier, later in pairwise(after_each))
+    kept = [bool(found.memory(client).is_noisy) for client in range(12)]
+    assert kept == noisy_clients(found.state.server.suspicion).tolist()
+
+
+@pytest.mark.parametrize("split", [two_groups, two_groups_of_clients])
 @pytest.mark.parametrize("values", [np.full(30, 2.5), np.array([1.0]), np.array([])])
-def test_values_that_are_all_the_same_make_one_group(values: np.ndarray) -> None:
-    groups = two_groups(values)
+def test_values_that_are_all_the_same_make_one_group(split: Callable[..., Groups], values: np.ndarray) -> None:
+    groups = split(values)
     assert not groups.is_high.any()
     assert not groups.prefers_two
 

@@ -33,7 +33,7 @@ def test_the_record_counts_what_was_found() -> None:
     examples = Examples(torch.zeros(8, 1), given, torch.tensor([0, 4, 8]))
     state = {
         "server.suspicion.score": torch.tensor([1.0, 3.0]),
-        "server.suspicion.threshold": torch.tensor(2.0),
+        "server.suspicion.is_noisy": torch.tensor([False, True]),
         "server.suspicion.level": torch.tensor([0.0, 0.6]),
         "memory.labels": now,
         "memory_row_of": torch.tensor([0, 1]),
