@@ -18,7 +18,6 @@ from dqnfed.algorithms.common_descent_messages import (
 )
 from dqnfed.core.algorithm import check_choice, check_range
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.quasi_newton import Pairs
 
 
 class RatedLocalUpdate(NamedTuple):
@@ -85,7 +84,7 @@ class AdaFed(CommonDescent):
     def caps_rates(self) -> bool:
         return self.cap or self.gamma == 1.0
 
-    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor, pairs: Pairs) -> Tensor:
+    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
         return self.loss_rate(problem, loss)
 
     def loss_rate(self, problem: Problem, loss: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
 from math import nan
+from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from dqnfed.algorithms.common_descent_messages import (
     DescentServer,
     DescentUpdate,
     First,
+    Here,
     LocalUpdate,
     Model,
     Models,
@@ -48,7 +49,7 @@ from dqnfed.algorithms.testimony import (
     without,
 )
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
-from dqnfed.core.gradients import loss_gradient, loss_gradient_and_value
+from dqnfed.core.gradients import gradients_and_values, loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import gather, numbers_on_host
@@ -77,7 +78,7 @@ PROBING = -1
 class CommonDescent(DescentSettings):
     r"""A method whose server takes the shortest step u with g_k'u >= d_k (or = d_k), rates d_k from the clients.
 
-    Subclasses say what a client's rate is (`rate`) and what it learns from a secant pair (`learnt_pairs`).
+    Subclasses say what a client's rate is (`rate`) and what it learns from a secant pair (`learnt_rate`).
     """
 
     Server: ClassVar[type] = DescentServer
@@ -89,16 +90,17 @@ class CommonDescent(DescentSettings):
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
 
     @abstractmethod
-    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor, pairs: Pairs) -> Tensor:
-        """Return the decrease that the client asks for, [] and positive; NaN if it cannot say yet."""
+    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
+        """Return the decrease that a client asks for which has learnt nothing, [] and positive."""
 
-    def first_rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
-        """Return the decrease that the client asks for before any step was made."""
-        return self.rate(problem, task, theta, gradient, loss, no_pairs(theta))
+    def learnt_rate(
+        self, problem: Problem, task: Task, here: Here, memory: DescentMemory, s: Tensor, y: Tensor
+    ) -> tuple[Tensor, DescentMemory]:
+        """Return the decrease that a client asks for after a step s that changed its gradient by y, and what it keeps.
 
-    def learnt_pairs(self, pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
-        """Return the client's pairs after a step s that changed its gradient by y; by default it learns nothing."""
-        return pairs
+        NaN if it cannot say yet; by default it learns nothing.
+        """
+        return self.rate(problem, task, *here), memory
 
     def empty_memory(self, theta: Tensor) -> Pairs:
         """Return the client's pairs before it has any."""
@@ -134,7 +136,8 @@ class CommonDescent(DescentSettings):
     def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
         theta = problem.theta0
         kept = theta.new_zeros(len(theta) if self.keeps_model else 0)
-        return DescentMemory(self.empty_memory(theta), kept, kept.clone(), theta.new_zeros((), dtype=torch.int64))
+        n_visits = theta.new_zeros((), dtype=torch.int64)
+        return DescentMemory(self.empty_memory(theta), theta.new_zeros(()), kept, kept.clone(), n_visits)
 
     def send(self, server: DescentServer) -> First | Model | Models | Probe | Trial:
         trials = int(server.search.trials)
@@ -157,39 +160,39 @@ class CommonDescent(DescentSettings):
         return 2.0 if isinstance(sent, Models) else 1.0
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
-        slope = partial(loss_gradient, problem)
         if isinstance(sent, Trial):
             return TrialUpdate(problem.loss(sent.theta, task)), memory
         if isinstance(sent, Probe):
-            here = memory.gradient if self.keeps_model else slope(sent.theta, task)
+            before = memory.gradient if self.keeps_model else loss_gradient(problem, sent.theta, task)
             nearby, nearby_loss = loss_gradient_and_value(problem, sent.nearby, task)
-            change = nearby - here
+            change = nearby - before
             move = sent.theta - sent.nearby
-            slope_along = (here @ move) / torch.linalg.vector_norm(move)
+            slope_along = (before @ move) / torch.linalg.vector_norm(move)
             return ProbeUpdate(secant_curvature(move, -change), slope_along, nearby_loss), memory
         if self.local == "sgd":
             local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
             return LocalUpdate(sent.theta - local), memory
-        gradient, loss = loss_gradient_and_value(problem, sent.theta, task)
-        pairs, curvature, change = memory.pairs, torch.full_like(loss, torch.nan), gradient.new_zeros(0)
+        asked = (sent.theta, sent.theta_before) if isinstance(sent, Models) else (sent.theta,)
+        (gradient, loss), *earlier = gradients_and_values(problem, asked, task)
+        curvature, change = torch.full_like(loss, torch.nan), gradient.new_zeros(0)
+        here = Here(sent.theta, gradient, loss)
         if isinstance(sent, First):
-            rate = self.first_rate(problem, task, sent.theta, gradient, loss)
+            rate, kept = self.rate(problem, task, *here), memory
         else:
             if isinstance(sent, Models):
-                s, y = sent.theta - sent.theta_before, gradient - slope(sent.theta_before, task)
+                s, y = sent.theta - sent.theta_before, gradient - earlier[0][0]
                 change = y if self.metric == "lbfgs" else change
             else:
                 was_here = memory.n_visits > 0  # a newcomer has no model before: its pair is zero and is skipped
                 s = torch.where(was_here, sent.theta - memory.theta, 0.0)
                 y = torch.where(was_here, gradient - memory.gradient, 0.0)
             curvature = secant_curvature(s, y)
-            pairs = self.learnt_pairs(pairs, s, y)
-            rate = self.rate(problem, task, sent.theta, gradient, loss, pairs)
+            rate, kept = self.learnt_rate(problem, task, here, memory, s, y)
         if self.cap:
             rate = torch.minimum(rate, 2.0 * (loss - problem.loss_floor))
-        seen, there = (sent.theta, gradient) if self.keeps_model else (memory.theta, memory.gradient)
-        kept = DescentMemory(pairs, seen, there, memory.n_visits + 1)
-        return DescentUpdate(gradient, rate, curvature, loss, change), kept
+        if self.keeps_model:
+            kept = kept._replace(theta=sent.theta, gradient=gradient)
+        return DescentUpdate(gradient, rate, curvature, loss, change), kept._replace(n_visits=memory.n_visits + 1)
 
     def server_step(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
         updates = numbers_on_host(updates)
@@ -294,8 +297,8 @@ class CommonDescent(DescentSettings):
         known = np.isfinite(per_square) & (per_square > 0)
         if not known.any():
             return squares.copy()
-        median = float(np.median(per_square[known]))
-        bounded = np.clip(np.where(known, per_square, median), median / self.rate_bounds, median * self.rate_bounds)
+        middle = median(per_square[known].tolist())
+        bounded = np.clip(np.where(known, per_square, middle), middle / self.rate_bounds, middle * self.rate_bounds)
         return np.asarray(bounded * squares)
 
     def _weights(self, M: FloatArray, rates: FloatArray, may_drop: int) -> tuple[FloatArray, NDArray[np.bool_]]:

@@ -36,9 +36,18 @@ class DescentServer(NamedTuple):
 
 class DescentMemory(NamedTuple):
     pairs: Pairs  # [m, n] or [0, n]  secant pairs of the client's own loss
+    scale: Tensor  # []               of its newest pair, when it keeps no more of it; 0: none yet
     theta: Tensor  # [n] or [0]       the model it saw last, when it keeps it
     gradient: Tensor  # [n] or [0]    its gradient there
     n_visits: Tensor  # []
+
+
+class Here(NamedTuple):
+    """Where a client stands."""
+
+    theta: Tensor  # [n]
+    gradient: Tensor  # [n]
+    loss: Tensor  # []
 
 
 class First(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import hessian
 
 from dqnfed.algorithms.common_descent import CommonDescent
-from dqnfed.algorithms.common_descent_messages import First, Probe, Trial
+from dqnfed.algorithms.common_descent_messages import DescentMemory, First, Here, Probe, Trial
 from dqnfed.core.algorithm import check_choice, check_range
 from dqnfed.core.curvature import FORWARD_MODE
 from dqnfed.core.gradients import is_on_host, loss_gradient
@@ -21,6 +21,7 @@ from dqnfed.maths.quasi_newton import (
     empty_pairs,
     host_lbfgs_rate,
     lbfgs_rate,
+    one_pair_rate,
     probe_length,
     remembered,
     server_remembered,
@@ -38,7 +39,8 @@ class DQNFed(CommonDescent):
     its own Newton decrement, H_k an inverse-Hessian estimate; it ends where no step helps everybody.
 
     Client: its gradient g_k at theta by one full pass (two when the cohort changes from round to round), limited-memory
-    inverse BFGS on its own damped secant pairs, the rate d_k, the curvature c_k along the last step and its loss.
+    inverse BFGS on its newest damped secant pair (or `memory` of them), the rate d_k, the curvature c_k along the last
+    step and its loss.
     With `local = "sgd"`: `epochs` of SGD instead, and the update vector stands for the gradient.
 
     Server: u = the shortest vector with g_k'u >= d_k for all k, its length measured in the L-BFGS metric of the mean
@@ -46,8 +48,8 @@ class DQNFed(CommonDescent):
     The first step's curvatures are measured along it in a phase of their own. With local SGD u is as long as FedAvg's
     step.
 
-    State: client, `memory` pairs, and theta and gradient when everybody takes part; server, theta, the model before and
-    `metric_memory` pairs.
+    State: client, one number (with `memory` > 1 that many pairs), and theta and gradient when everybody takes part;
+    server, theta, the model before and `metric_memory` pairs.
 
     Payload: n + 3 floats up, n down; 2n + 3 up with the metric and 2n down when the cohort changes; n up with local
     SGD. The server sees every client's gradient.
@@ -56,14 +58,15 @@ class DQNFed(CommonDescent):
 
     Differences: no official code was found. Unlike the paper, rates are lower bounds, since an equality holds back
     clients that would gain more; they are capped by 2 f_k, since a Newton decrement cannot be larger; the metric is not
-    the identity; the step length is a rule of its own, since the paper's eta diverges on heterogeneous clients; and the
-    inverse BFGS recursion is used where the paper prints the direct one. `dqn-fed-literal` is the paper's box.
+    the identity; the step length is a rule of its own, since the paper's eta diverges on heterogeneous clients; the
+    inverse BFGS recursion is used where the paper prints the direct one; and H_k forgets all pairs but the newest,
+    since five served no better on `digits` and CIFAR-10 Setup 1. `dqn-fed-literal` is the paper's box.
 
     Reference: Hamidi & Ye, Distributed Quasi-Newton Method for Fair and Fast Federated Learning, TMLR 2025.
     """
 
     rates: str = "bfgs"  # bfgs | cauchy | identity | loss | hessian (exact, small models)
-    memory: int = 5  # pairs a client keeps, >= 1
+    memory: int = 1  # pairs that a client's rate is from, >= 1; of one pair it keeps a single number
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,26 +91,29 @@ class DQNFed(CommonDescent):
         return super().passes(sent) + probes
 
     def empty_memory(self, theta: Tensor) -> Pairs:
-        if self.local == "sgd" or self.rates != "bfgs":
+        if self.local == "sgd" or self.rates != "bfgs" or self.memory == 1:
             return super().empty_memory(theta)
         return empty_pairs(self.memory, len(theta), theta.dtype, theta.device)
 
-    def learnt_pairs(self, pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
+    def learnt_rate(
+        self, problem: Problem, task: Task, here: Here, memory: DescentMemory, s: Tensor, y: Tensor
+    ) -> tuple[Tensor, DescentMemory]:
         if self.rates != "bfgs":
-            return pairs
-        return server_remembered(pairs, s, y) if is_on_host(s) else remembered(pairs, s, y)
+            return super().learnt_rate(problem, task, here, memory, s, y)
+        if self.memory == 1:
+            rate, scale = one_pair_rate(s, y, here.gradient, memory.scale)
+            return rate, memory._replace(scale=scale)
+        if is_on_host(s):
+            pairs = server_remembered(memory.pairs, s, y)
+            rate = host_lbfgs_rate(pairs, here.gradient)
+        else:
+            pairs = remembered(memory.pairs, s, y)
+            rate = lbfgs_rate(pairs, here.gradient)
+        return torch.where(pairs.n_pairs > 0, rate, torch.nan), memory._replace(pairs=pairs)
 
-    def first_rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
-        if self.rates == "bfgs":
-            return probed_rate(problem, task, theta, gradient)  # no pair yet: the decrement along the gradient
-        return super().first_rate(problem, task, theta, gradient, loss)
-
-    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor, pairs: Pairs) -> Tensor:
+    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
         match self.rates:
-            case "bfgs":
-                found = host_lbfgs_rate(pairs, gradient) if is_on_host(gradient) else lbfgs_rate(pairs, gradient)
-                return torch.where(pairs.n_pairs > 0, found, torch.nan)
-            case "cauchy":
+            case "bfgs" | "cauchy":  # without a pair: the decrement along the gradient
                 return probed_rate(problem, task, theta, gradient)
             case "identity":
                 return gradient.square().sum()

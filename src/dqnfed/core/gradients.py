@@ -6,7 +6,7 @@ as leaves for one client alone on a CPU, and `torch.func.grad` under torch.func'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -36,12 +36,19 @@ def loss_gradient(problem: Problem, theta: Tensor, task: Task) -> Tensor:
 
 def loss_gradient_and_value(problem: Problem, theta: Tensor, task: Task) -> tuple[Tensor, Tensor]:
     """Return the gradient of the client's mean training loss, and that loss."""
-    if not is_plain(problem, theta):
-        if (found := in_formulas(problem, task)) is not None:
-            return _by_formula(problem, theta, found, task.targets, task_shares(task))
-        slope, loss = grad_and_value(problem.loss)(theta, task)
-        return slope, loss
-    return mean_gradient(problem, theta, task.inputs, task.targets, task_shares(task))
+    return gradients_and_values(problem, (theta,), task)[0]
+
+
+def gradients_and_values(problem: Problem, thetas: Sequence[Tensor], task: Task) -> list[tuple[Tensor, Tensor]]:
+    """Return gradient and loss at each of several models; what does not depend on the model is done once."""
+    shares = task_shares(task)
+    if all(is_plain(problem, theta) for theta in thetas):
+        inputs = cast_inputs(task.inputs, thetas[0].dtype)
+        by_formula = by_hand(problem, inputs, task.targets)
+        return [mean_gradient(problem, theta, inputs, task.targets, shares, by_formula) for theta in thetas]
+    if (found := in_formulas(problem, task)) is not None:
+        return [_by_formula(problem, theta, found, task.targets, shares) for theta in thetas]
+    return [grad_and_value(problem.loss)(theta, task) for theta in thetas]
 
 
 def batch_gradient(problem: Problem, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
@@ -56,7 +63,9 @@ def batch_gradient(problem: Problem, theta: Tensor, task: Task, batch: Tensor) -
         slope: Tensor = grad_and_value(problem.batch_loss)(theta, task, batch)[0]
         return slope
     rows = batch[batch >= 0]
-    return mean_gradient(problem, theta, task.inputs[rows], task.targets[rows], equal_shares(theta, len(rows)))[0]
+    inputs, targets = cast_inputs(task.inputs[rows], theta.dtype), task.targets[rows]
+    found_here = by_hand(problem, inputs, targets)
+    return mean_gradient(problem, theta, inputs, targets, equal_shares(theta, len(rows)), found_here)[0]
 
 
 class Features(NamedTuple):
@@ -141,11 +150,12 @@ def equal_shares(theta: Tensor, n: int) -> Tensor:
 
 
 def mean_gradient(
-    problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+    problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, found: ByHand | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient and the value of the weighted sum of the examples' losses, ridge included."""
-    inputs = cast_inputs(inputs, theta.dtype)
-    found = by_hand(problem, inputs, targets)
+    """Return the gradient and the value of the weighted sum of the examples' losses, ridge included.
+
+    `found` is what `by_hand` says of these examples.
+    """
     with torch.no_grad():
         if found is not None:
             chain, features, slope = found
@@ -158,10 +168,11 @@ def mean_gradient(
     return moved, loss
 
 
+ByHand = tuple[DenseChain, Tensor, Callable[[Tensor, Tensor], Slope]]
+
+
 @torch.no_grad()
-def by_hand(
-    problem: Problem, inputs: Tensor, targets: Tensor
-) -> tuple[DenseChain, Tensor, Callable[[Tensor, Tensor], Slope]] | None:
+def by_hand(problem: Problem, inputs: Tensor, targets: Tensor) -> ByHand | None:
     """Return the dense layers, what they see of the inputs, and their loss' slope; None where autograd is needed.
 
     The slope is a function of targets and shares, and gives a function of the outputs.

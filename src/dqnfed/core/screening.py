@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -91,7 +92,7 @@ def screen(
     kept = np.flatnonzero(usable)
     factors = np.ones(len(kept))
     if len(kept) and measured is not None:
-        longest = policy.max_update_norm * float(np.median(lengths[kept]))
+        longest = policy.max_update_norm * median(lengths[kept].tolist())
         clipped = np.minimum(lengths[kept], longest)
         squarable = clipped < 0.1 * math.sqrt(torch.finfo(measured.dtype).max)
         dropped += [(k, "update is too long to be squared") for k in kept[~squarable]]

@@ -45,7 +45,13 @@ def row(stacked: T, k: int) -> T:
 def gather(stacked: T, index: Tensor) -> T:
     """Return the stacked record that holds the rows named by the index."""
     there = on_devices(index)
-    return map_tensors(lambda t: t.index_select(0, there(t.device)), stacked)
+
+    def chosen(t: Tensor) -> Tensor:
+        if 0 in t.shape[1:]:  # what a method does not keep: nothing to look up
+            return t.new_empty((len(index), *t.shape[1:]))
+        return t.index_select(0, there(t.device))
+
+    return map_tensors(chosen, stacked)
 
 
 def on_devices(index: Tensor) -> Callable[[torch.device], Tensor]:

@@ -157,6 +157,41 @@ def host_lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
     return scale(pairs) * (rest @ rest) + total
 
 
+class OnePairRate(NamedTuple):
+    """What a client that remembers one pair asks for, and what it remembers of the pair."""
+
+    rate: Tensor  # []   NaN: there never was a pair
+    scale: Tensor  # []  s'y / y'y of the newest pair; 0: there is none
+
+
+def one_pair_rate(s: Tensor, y: Tensor, g: Tensor, gam: Tensor, *, threshold: float = 0.1) -> OnePairRate:
+    """Return g'Hg with H of the pair (s, y) alone: what `remembered` and `lbfgs_rate` give with a memory of one pair.
+
+    It takes six products of the three vectors, and of the pair before it no more than its scale gam, against which y is
+    damped: nothing n-long is kept. A pair without curvature is skipped; then H = gam I.
+    """
+    ss, yy, gg = (torch.linalg.vector_norm(v).square() for v in (s, y, g))
+    sy, sg, yg = dot(s, y), dot(s, g), dot(y, g)
+    has_pair = gam > 0
+    inverse_scale = torch.where(has_pair, 1.0 / _divisor(has_pair, gam), 0.0)
+    model = ss * inverse_scale
+    too_flat = has_pair & (sy < threshold * model)
+    phi = torch.where(too_flat, (1.0 - threshold) * model / _divisor(too_flat, model - sy), 1.0)
+    share = (1.0 - phi) * inverse_scale  # of s in the damped y = phi y + share s
+    sy, yy, yg = (
+        phi * sy + share * ss,
+        phi.square() * yy + 2.0 * phi * share * sy + share.square() * ss,
+        phi * yg + share * sg,
+    )
+    lengths = (ss * yy).sqrt()
+    curved = torch.logical_and(torch.isfinite(lengths), sy > 1e-8 * lengths)
+    scale = torch.where(curved, sy / _divisor(curved, yy), gam)
+    a = torch.where(curved, sg / _divisor(curved, sy), 0.0)
+    rest = torch.where(curved, gg - 2.0 * a * yg + a.square() * yy, gg).clamp(min=0.0)  # the square of g - a y
+    rate = scale * rest + torch.where(curved, sy, 0.0) * a.square()
+    return OnePairRate(torch.where(scale > 0, rate, torch.nan), scale)
+
+
 def lbfgs_inverse_product(pairs: Pairs, v: Tensor) -> Tensor:
     """Return H v for v [n], or the rows v_k H for v [K, n], by the two-loop recursion (Nocedal 1980)."""
     slots = [(s, y, _divisor(s @ y > 0, s @ y)) for s, y in zip(pairs.s.unbind(), pairs.y.unbind(), strict=True)]

@@ -5,6 +5,7 @@ alpha 0 under every rule but the paper's, which has no choice.
 """
 
 from collections.abc import Callable
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +43,8 @@ def floored_curvature(curvature: FloatArray, *, share: float = 0.1) -> FloatArra
     known = np.isfinite(c)
     if not known.any():
         return np.full_like(c, np.nan)
-    median = float(np.median(np.abs(c[known])))
-    return np.where(known, np.maximum(np.where(known, c, 0.0), share * median), median)
+    middle: float = median(np.abs(c[known]).tolist())
+    return np.where(known, np.maximum(np.where(known, c, 0.0), share * middle), middle)
 
 
 def curvature_length(slopes: FloatArray, curvature: FloatArray, squared_norm: float, *, largest: float = 1.0) -> float:

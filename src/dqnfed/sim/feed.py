@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from dqnfed.core.seeds import numpy_seed_for, seed_for
 from dqnfed.core.tensors import sent_to
 
 
+@lru_cache(maxsize=4)  # the next round's are asked for ahead of it
 def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
     """Return the clients of a round, uniform without replacement, ascending; the same for every method."""
     if size >= n_clients:

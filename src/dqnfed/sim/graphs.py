@@ -51,9 +51,10 @@ class GraphedFunction:
                 return self._function(*given)
         graph, places, answers = self._graphs[key]
         for place, value in zip(places, given, strict=True):
-            place.copy_(value)
+            if place.numel():
+                place.copy_(value)
         graph.replay()
-        return [answer.clone() for answer in answers]  # the next replay writes over them
+        return [answer.clone() if answer.numel() else answer for answer in answers]  # a replay writes over them
 
     def _captured(self, given: Sequence[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Sequence[Tensor]]:
         places = [t.clone() for t in given]

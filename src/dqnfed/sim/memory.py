@@ -96,7 +96,11 @@ class MemoryStore:
                 self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
             index = on_devices(self.row_of[clients[known]])
             chosen = memory if bool(known.all()) else gather(memory, known.nonzero().flatten())
-            map_tensors(lambda mine, new: mine.index_copy_(0, index(mine.device), new), self.rows, chosen)
+            map_tensors(
+                lambda mine, new: mine.index_copy_(0, index(mine.device), new) if mine.numel() else mine,
+                self.rows,
+                chosen,
+            )
         if not bool(known.all()):
             newcomers = (~known).nonzero().flatten()
             n_before = 0 if self.rows is None else n_rows(self.rows)

@@ -24,6 +24,7 @@ from dqnfed.maths.quasi_newton import (
     memory_products,
     metric_combination,
     metric_gramian,
+    one_pair_rate,
     probe_length,
     push_pair,
     remembered,
@@ -324,3 +325,49 @@ def test_the_servers_memory_is_that_of_the_clients(seed: int) -> None:
         mine, theirs = server_remembered(mine, s, y), remembered(theirs, s, y)
         for a, b in zip(mine, theirs, strict=True):
             assert torch.equal(a, b)
+
+
+# ------------------------------------------------------------------------------- one pair, of which a number is kept
+
+
+def test_one_pair_needs_no_more_than_its_scale() -> None:
+    """Over many pairs, damped ones and ones without curvature among them, the rate is that of a memory of one pair."""
+    generator = torch.Generator().manual_seed(0)
+    n = 30
+    pairs, gam = empty_pairs(1, n, torch.float64), torch.zeros((), dtype=torch.float64)
+    n_damped = 0
+    for step in range(60):
+        s, g = (torch.randn(n, generator=generator, dtype=torch.float64) for _ in range(2))
+        noise = torch.randn(n, generator=generator, dtype=torch.float64)
+        y = (2.0 * s if step % 3 else -0.5 * s) + noise  # every third one is curved the wrong way
+        n_damped += bool((pairs.n_pairs > 0) & (s @ y < 0.1 * s @ s / scale(pairs)))
+        pairs = remembered(pairs, s, y)
+        found = one_pair_rate(s, y, g, gam)
+        gam = found.scale
+        if pairs.n_pairs == 0:  # the first one is curved the wrong way, and there is none to damp it against
+            assert found.rate.isnan()
+            continue
+        torch.testing.assert_close(found.rate, lbfgs_rate(pairs, g), rtol=1e-10, atol=0.0)
+        torch.testing.assert_close(gam, scale(pairs), rtol=1e-12, atol=0.0)
+    assert n_damped > 10
+
+
+def test_without_a_pair_the_rate_is_unknown_and_a_skipped_one_leaves_the_scale() -> None:
+    g, nothing = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    unknown = one_pair_rate(nothing, nothing, g, torch.zeros((), dtype=torch.float64))
+    assert unknown.rate.isnan()
+    assert unknown.scale == 0.0
+    kept = one_pair_rate(nothing, nothing, g, torch.tensor(0.25, dtype=torch.float64))
+    assert kept.rate == 0.25 * 4.0
+    assert kept.scale == 0.25
+
+
+def test_one_pair_rates_vectorise() -> None:
+    generator = torch.Generator().manual_seed(1)
+    s, y, g = (torch.randn(5, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    gam = torch.tensor([0.0, 0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
+    together = vmap(one_pair_rate)(s, y, g, gam)
+    for k in range(5):
+        alone = one_pair_rate(s[k], y[k], g[k], gam[k])
+        torch.testing.assert_close(together.rate[k], alone.rate, equal_nan=True)
+        torch.testing.assert_close(together.scale[k], alone.scale)
