@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -72,6 +72,13 @@ FloatArray = NDArray[np.float64]
 MAX_HALVINGS = 40
 FEW_HALVINGS = 10  # a step so short is nearly straight: who has not won by then has misled the server
 PROBING = -1
+
+
+class Norms(NamedTuple):
+    """How long a step is, and the model that it changes."""
+
+    step: float
+    theta: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +209,8 @@ class CommonDescent(DescentSettings):
             step = self._probed(server, updates, cohort)
         else:
             step = self._directed(server, updates, cohort)
-        return step if step.status is Status.AGAIN else step._replace(left_out=left_out(step.server.testimony))
+        dropped = () if step.status is Status.AGAIN else left_out(step.server.testimony)
+        return step._replace(left_out=dropped) if dropped else step
 
     def _directed(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
         """Return the step that serves everybody who is believed, or the search for its length."""
@@ -218,15 +226,15 @@ class CommonDescent(DescentSettings):
         weights, kept = self._weights(M, rates, may_drop - n_left_out(server.testimony))
         u = metric_combination(weights, G, GP, metric, inverse)
         slopes = M @ weights
-        norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
-        if not np.isfinite(norm):
+        norms = _norms(server.theta, u)
+        if not isfinite(norms.step):
             return self._stationary(server, cohort, {"infeasible": 1.0})
         server = server._replace(metric=metric)
         counted = kept & (squares > DEAD**2 * squares.max())
         asked = counted & (rates > 0)
         diagnostics = {
             "active": float((weights != 0).sum()),
-            "worst_rate_met": float(np.min(slopes[asked] / rates[asked])) if norm > 0 and asked.any() else 0.0,
+            "worst_rate_met": float(np.min(slopes[asked] / rates[asked])) if norms.step > 0 and asked.any() else 0.0,
         }
         if self.drop_share > 0.0:
             record = without(server.testimony, cohort.clients[torch.from_numpy(~kept)])
@@ -234,13 +242,14 @@ class CommonDescent(DescentSettings):
                 record = asserted(record, everybody.clients, said.loss, unclipped(said.gradient @ u, everybody))
             server = server._replace(testimony=record)
         sought = self._sought(server, updates, cohort, u, slopes, counted, kept)
-        if int(server.n_steps) == 0 and self.seeks_length and norm > 0:
+        if int(server.n_steps) == 0 and self.seeks_length and norms.step > 0:
             length = float(probe_length(server.theta, u))
             return ServerStep(_with_search(server, sought, length, PROBING), Status.AGAIN, diagnostics)
         if self.seeks_length:
             curvature = updates.curvature.double().cpu().numpy()
-            return self._lengthened(server, sought, curvature[counted], slopes[counted], norm, cohort, diagnostics)
-        return self._stepped(server, sought, self._free_length(updates, cohort, norm), norm, cohort, diagnostics)
+            return self._lengthened(server, sought, curvature[counted], slopes[counted], norms, cohort, diagnostics)
+        alpha = self._free_length(updates, cohort, norms.step)
+        return self._stepped(server, sought, alpha, norms, cohort, diagnostics)
 
     def _believed(self, server: DescentServer, updates: Any, cohort: Cohort) -> tuple[DescentServer, Any, Cohort]:
         """Return the answers of those who do not contradict themselves, with the verdicts on the others."""
@@ -306,9 +315,10 @@ class CommonDescent(DescentSettings):
         kept = np.ones(len(rates), dtype=np.bool_)
         if self.constraint == "exactly":
             return rate_matching_weights(M, rates, ridge=self.ridge), kept
-        if may_drop > 0:
-            limits = {"max_share": may_drop / len(rates), "stretch": self.drop_stretch}
-            kept = undemanding_rows(M, rates, ridge=self.ridge, **limits)
+        if may_drop <= 0:
+            return at_least_weights(M, rates, ridge=self.ridge).weights, kept
+        limits = {"max_share": may_drop / len(rates), "stretch": self.drop_stretch}
+        kept = undemanding_rows(M, rates, ridge=self.ridge, **limits)
         weights = np.zeros(len(rates))
         weights[kept] = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge).weights
         return weights, kept
@@ -330,19 +340,19 @@ class CommonDescent(DescentSettings):
         sought: Search,
         curvature: FloatArray,
         slopes: FloatArray,
-        norm: float,
+        norms: Norms,
         cohort: Cohort,
         diagnostics: dict[str, float],
     ) -> ServerStep[DescentServer]:
         """Return the step whose length the clients' curvatures and the last step allow, or the search for it."""
-        previous = float(server.step_norm) if int(server.n_steps) else None
+        norm, previous = norms.step, float(server.step_norm) if int(server.n_steps) else None
         limit = step_length.growth_limit(norm, previous, growth=self.growth)
         trusted = step_length.floored_curvature(curvature)
         if np.isnan(trusted).all():
             limit = min(limit, step_length.growth_limit(norm, previous, growth=1.0))  # nothing known: as long as before
         alpha = step_length.curvature_length(slopes, trusted, norm**2)
         if self.step == "curvature":
-            return self._stepped(server, sought, max(0.0, min(alpha, limit)), norm, cohort, diagnostics)
+            return self._stepped(server, sought, max(0.0, min(alpha, limit)), norms, cohort, diagnostics)
         start = max(0.0, min(step_length.line_search_start(alpha), limit))
         if start == 0.0:
             return self._stationary(server, cohort, diagnostics)
@@ -353,18 +363,17 @@ class CommonDescent(DescentSettings):
         server: DescentServer,
         sought: Search,
         alpha: float,
-        norm: float,
+        norms: Norms,
         cohort: Cohort,
         diagnostics: dict[str, float],
     ) -> ServerStep[DescentServer]:
         """Return the step of the given length, unless it is lost in the model's own size."""
-        diagnostics = {**diagnostics, "alpha": alpha, "step_norm": alpha * norm}
-        theta_norm = float(torch.linalg.vector_norm(server.theta, dtype=torch.float64))
-        if step_length.is_stationary(alpha, norm, theta_norm):
+        diagnostics = {**diagnostics, "alpha": alpha, "step_norm": alpha * norms.step}
+        if step_length.is_stationary(alpha, norms.step, norms.theta):
             return self._stationary(server, cohort, diagnostics)
-        return ServerStep(self._moved(server, sought, alpha, alpha * norm, cohort), Status.NEXT, diagnostics)
+        return ServerStep(self._moved(server, sought, alpha, alpha * norms.step), Status.NEXT, diagnostics)
 
-    def _moved(self, server: DescentServer, sought: Search, alpha: float, norm: float, cohort: Cohort) -> DescentServer:
+    def _moved(self, server: DescentServer, sought: Search, alpha: float, norm: float) -> DescentServer:
         return server._replace(
             theta=server.theta - alpha * sought.direction,
             theta_before=server.theta,
@@ -397,9 +406,9 @@ class CommonDescent(DescentSettings):
         kept: NDArray[np.bool_],
     ) -> Search:
         """Return the step u with what the search for its length needs; clients that do not count have no slope."""
-        losses = torch.full_like(server.search.losses, torch.nan)
-        per_client = torch.full_like(losses, torch.nan)
-        if len(losses):
+        losses, per_client = server.search.losses, server.search.slopes
+        if self.step == "line-search" or (self.seeks_length and int(server.n_steps) == 0):  # a phase of its own
+            losses, per_client = torch.full_like(losses, torch.nan), torch.full_like(losses, torch.nan)
             losses[cohort.clients] = updates.loss.double().cpu()
             per_client[cohort.clients] = torch.from_numpy(np.where(counted, slopes, np.nan))
         gradient, members = server.search.gradient, server.search.members
@@ -414,15 +423,15 @@ class CommonDescent(DescentSettings):
         slopes = search.slopes[cohort.clients].numpy()
         counted = ~np.isnan(slopes)
         curvature = updates.probed_curvature.double().cpu().numpy()
-        norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
-        probed = norm * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
+        norms = _norms(server.theta, search.direction)
+        probed = norms.step * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
         if self.drop_share > 0.0:
             record = self._measured(server, cohort, updates.probed_loss)
             if n_disbelieved(record) > n_disbelieved(server.testimony):  # they had a part in the direction
                 begun_anew = server._replace(search=_idle(search), testimony=acted_on(record, nan))
                 return ServerStep(begun_anew, Status.AGAIN)
         slopes = np.where(probed > 0.0, probed, slopes)  # who contradicts its own gradient shall not stop the others
-        return self._lengthened(server, search, curvature[counted], slopes[counted], norm, cohort, {})
+        return self._lengthened(server, search, curvature[counted], slopes[counted], norms, cohort, {})
 
     def _tried(self, server: DescentServer, updates: TrialUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
         """Accept the candidate if everybody's loss fell enough, else halve the step."""
@@ -436,8 +445,8 @@ class CommonDescent(DescentSettings):
         if self.drop_share > 0.0:
             asked = (server.testimony.verdicts[cohort.clients] == BELIEVED).numpy()
         if step_length.armijo_holds(losses[asked], trial[asked], slopes[asked], alpha, rounding=rounding):
-            norm = float(torch.linalg.vector_norm(search.direction, dtype=torch.float64))
-            return self._stepped(server, search, alpha, norm, cohort, diagnostics)
+            norms = _norms(server.theta, search.direction)
+            return self._stepped(server, search, alpha, norms, cohort, diagnostics)
         if int(search.trials) > MAX_HALVINGS:
             return self._stationary(server, cohort, diagnostics)
         if self.drop_share > 0.0 and int(search.trials) == FEW_HALVINGS:
@@ -446,6 +455,12 @@ class CommonDescent(DescentSettings):
                 held = server._replace(search=_idle(search), testimony=acted_on(record, nan))
                 return ServerStep(held, Status.HOLD, diagnostics)
         return ServerStep(_with_search(server, search, alpha / 2, int(search.trials) + 1), Status.AGAIN, diagnostics)
+
+
+def _norms(theta: Tensor, step: Tensor) -> Norms:
+    """Return both norms after one transfer from a GPU."""
+    found = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in (step, theta)]
+    return Norms(*torch.stack(found).tolist())
 
 
 def _with_search(server: DescentServer, search: Search, length: float, trials: int) -> DescentServer:
@@ -457,5 +472,7 @@ def _with_search(server: DescentServer, search: Search, length: float, trials: i
 
 def _idle(search: Search) -> Search:
     """Return no search: what clients said in the last one is forgotten."""
+    if int(search.trials) == 0:
+        return search
     nothing = torch.zeros_like(search.losses)
     return search._replace(losses=nothing, slopes=nothing.clone(), trials=torch.zeros((), dtype=torch.int64))

@@ -47,6 +47,11 @@ def first_testimony(n_clients: int, floor: float) -> Testimony:
     return Testimony(torch.tensor(floor), scale, unknown, unknown.clone(), torch.zeros_like(unknown), verdicts)
 
 
+def is_silent(record: Testimony) -> bool:
+    """Return whether nobody is asked, so that there is nothing to judge."""
+    return record.verdicts.numel() == 0
+
+
 def heard(
     record: Testimony,
     clients: Tensor,
@@ -75,6 +80,8 @@ def measured(record: Testimony, clients: Tensor, losses: Tensor, *, length: floa
 
 def acquitted(record: Testimony) -> Testimony:
     """Return the record with nobody left out."""
+    if is_silent(record):
+        return record
     return record._replace(verdicts=torch.full_like(record.verdicts, BELIEVED))
 
 
@@ -94,6 +101,8 @@ def asserted(record: Testimony, clients: Tensor, losses: Tensor, slopes: Tensor)
 
 def acted_on(record: Testimony, alpha: float) -> Testimony:
     """Return the record after the step was made alpha times as long as it was; NaN: it was not made."""
+    if is_silent(record):
+        return record
     return record._replace(slopes=alpha * record.slopes)
 
 
@@ -109,11 +118,13 @@ def n_disbelieved(record: Testimony) -> int:
 
 def n_left_out(record: Testimony) -> int:
     """Return how many clients this round's step does without."""
-    return int((record.verdicts != BELIEVED).sum())
+    return 0 if is_silent(record) else int((record.verdicts != BELIEVED).sum())
 
 
 def left_out(record: Testimony) -> tuple[tuple[int, str], ...]:
     """Return the clients that this round's step does without, and why."""
+    if is_silent(record):
+        return ()
     clients = (record.verdicts != BELIEVED).nonzero().flatten().tolist()
     return tuple((client, REASONS[int(record.verdicts[client])]) for client in clients)
 

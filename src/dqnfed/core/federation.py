@@ -36,10 +36,11 @@ class Examples(NamedTuple):
 
     def padded_rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return row numbers [K, N] and a mask [K, N]; shorter clients repeat their first row under mask 0."""
-        sizes = self.sizes[clients]
-        places = torch.arange(int(sizes.max()))
-        real = places < sizes[:, None]
-        return self.starts[clients][:, None] + torch.where(real, places, 0), real
+        all_starts, chosen = self.starts.numpy(), clients.numpy()
+        starts, ends = all_starts[chosen, None], all_starts[chosen + 1, None]
+        rows = starts + np.arange((ends - starts).max())
+        real = rows < ends
+        return torch.from_numpy(np.where(real, rows, starts)), torch.from_numpy(real)
 
 
 @dataclass(frozen=True)

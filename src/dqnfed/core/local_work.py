@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dqnfed.core.dense import DenseChain, Weights
 from dqnfed.core.gradients import (
@@ -180,7 +181,5 @@ def draw_batches(n_examples: int, *, epochs: int, batch_size: int | None, genera
     if batch_size is None:
         return torch.zeros(epochs, 0, dtype=torch.long)
     per_epoch = -(-n_examples // batch_size)
-    rows = torch.full((epochs, per_epoch * batch_size), -1)
-    for epoch in range(epochs):
-        rows[epoch, :n_examples] = torch.randperm(n_examples, generator=generator)
-    return rows.view(epochs * per_epoch, batch_size)
+    rows = torch.stack([torch.randperm(n_examples, generator=generator) for _ in range(epochs)])
+    return pad(rows, (0, per_epoch * batch_size - n_examples), value=-1).view(epochs * per_epoch, batch_size)

@@ -77,7 +77,7 @@ def screen(
     required = {
         name: t.reshape(n, -1)
         for name, t in named_tensors(updates).items()
-        if name not in optional and t.is_floating_point()
+        if name not in optional and t.is_floating_point() and t.numel()
     }
     norms = _norms(required)
     usable = np.ones(n, dtype=np.bool_)
@@ -98,7 +98,7 @@ def screen(
         dropped += [(k, "update is too long to be squared") for k in kept[~squarable]]
         factors = (clipped / lengths[kept])[squarable]
         kept = kept[squarable]
-    return Screened(torch.as_tensor(kept), torch.as_tensor(factors), [(int(k), why) for k, why in dropped])
+    return Screened(torch.from_numpy(kept), torch.from_numpy(factors), [(int(k), why) for k, why in dropped])
 
 
 def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:

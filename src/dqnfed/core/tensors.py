@@ -29,7 +29,13 @@ def map_tensors(f: Callable[..., Tensor], record: T, *others: T) -> T:
 
 def tensors(record: tuple[Any, ...]) -> list[Tensor]:
     """Return every tensor of the record, in field order."""
-    return list(named_tensors(record).values())
+    found: list[Tensor] = []
+    for value in record:
+        if is_record(value):
+            found.extend(tensors(value))
+        else:
+            found.append(value)
+    return found
 
 
 def stack(records: Sequence[T]) -> T:
@@ -48,7 +54,7 @@ def gather(stacked: T, index: Tensor) -> T:
 
     def chosen(t: Tensor) -> Tensor:
         if 0 in t.shape[1:]:  # what a method does not keep: nothing to look up
-            return t.new_empty((len(index), *t.shape[1:]))
+            return t.new_empty((index.shape[0], *t.shape[1:]))
         return t.index_select(0, there(t.device))
 
     return map_tensors(chosen, stacked)
@@ -82,7 +88,10 @@ def concatenated(parts: Sequence[T]) -> T:
 
 def n_rows(stacked: tuple[Any, ...]) -> int:
     """Return how many rows a stacked record has."""
-    return len(tensors(stacked)[0])
+    first: Any = stacked
+    while is_record(first):
+        first = first[0]
+    return int(first.shape[0])
 
 
 def numbers_on_host(stacked: T) -> T:

@@ -124,7 +124,7 @@ def at_least_weights(M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol:
     largest = float(per_length.max(initial=0.0))
     if largest <= 0.0:
         return AtLeast(weights, feasible=True)
-    rows = unit.matrix[np.ix_(live, live)]
+    rows = unit.matrix[live][:, live]
     z, v = cone_weights(rows + ridge * np.eye(len(rows)), per_length / largest)
     if not v > rtol * z.sum() ** 2 or (rows @ z)[per_length > 0.0].min() <= 0.0:
         return AtLeast(weights, feasible=False)

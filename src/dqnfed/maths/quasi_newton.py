@@ -278,6 +278,8 @@ def compact_inverse(PP: FloatArray, n_pairs: int) -> CompactInverse:
 
 def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> FloatArray:
     """Return M = G W^-1 G' from the products of `memory_products`: the Gramian of the rows in the metric W."""
+    if not GP.size:  # without a memory the metric is the identity
+        return GG
     M = inverse.scale * GG + GP @ inverse.middle @ GP.T
     return np.asarray((M + M.T) / 2.0)
 

@@ -31,7 +31,9 @@ def unit_gramian(M: FloatArray, *, dead: float = 0.0) -> UnitGramian:
     lengths = np.sqrt(np.clip(np.diag(M), 0.0, None))
     live = lengths > dead * lengths.max(initial=0.0)
     lengths = np.where(live, lengths, 1.0)
-    matrix = np.where(np.outer(live, live), (M + M.T) / 2 / lengths[:, None] / lengths[None, :], 0.0)
+    matrix = (M + M.T) / 2 / lengths[:, None] / lengths[None, :]
+    if not live.all():
+        matrix = np.where(np.outer(live, live), matrix, 0.0)
     return UnitGramian(matrix, lengths, live)
 
 

@@ -12,7 +12,6 @@ from torch.func import vmap
 from dqnfed.core.algorithm import Algorithm
 from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import row
-from dqnfed.sim.cohort import ApartRunner
 from dqnfed.sim.evaluate import forward_of, judge, judge_personal
 from dqnfed.sim.feed import sampled_clients
 from dqnfed.sim.graphs import GraphedFunction
@@ -64,10 +63,10 @@ class LocalClients:
     _forwards: dict[int, GraphedFunction] = field(default_factory=dict, repr=False)  # of the one problem that is run
 
     def answers(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
-        if isinstance(setup.cohort, ApartRunner):
+        if (runner := setup.apart_runner) is not None:
             each = setup.feed.apart(clients, state.round)
             memories = [state.memory.one(c, task) for c, task in zip(clients.tolist(), each, strict=True)]
-            return Answers(clients, *setup.cohort.apart(setup.algorithm, setup.problem, each, sent, memories), [])
+            return Answers(clients, *runner.apart(setup.algorithm, setup.problem, each, sent, memories), [])
         tasks = setup.feed.tasks(clients, state.round)
         memory = state.memory.get(clients, tasks)
         answers = Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
 from dqnfed.core.federation import Federation
@@ -22,7 +24,7 @@ def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
     if size >= n_clients:
         return torch.arange(n_clients)
     chosen = numpy_seed_for(seed, round, purpose="cohort").choice(n_clients, size=size, replace=False)
-    return torch.as_tensor(chosen).sort().values
+    return torch.from_numpy(np.sort(chosen))
 
 
 class Feed:
@@ -39,6 +41,7 @@ class Feed:
     ) -> None:
         self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
         self._numbers = range(federation.n_clients) if numbers is None else numbers
+        self._sizes: list[int] = federation.n_examples.tolist()
         self._last: tuple[list[int], tuple[Tensor, Tensor, Tensor]] | None = None
         self._drawn: tuple[tuple[list[int], int], Task] | None = None
         self._ahead: tuple[tuple[list[int], int], Task] | None = None
@@ -113,17 +116,14 @@ class Feed:
         if algorithm.batch_size is None:
             return torch.zeros(len(clients), algorithm.epochs, 0, dtype=torch.long)
         drawn = [self._drawn_batches(c, round) for c in clients.tolist()]
-        padded = torch.full((len(drawn), max(len(b) for b in drawn), algorithm.batch_size), -1)
-        for k, batches in enumerate(drawn):
-            padded[k, : len(batches)] = batches
-        return padded
+        return pad_sequence(drawn, batch_first=True, padding_value=-1)
 
     def _drawn_batches(self, client: int, round: int) -> Tensor:
         algorithm = self._algorithm
         if algorithm.batch_size is None:
             return torch.zeros(algorithm.epochs, 0, dtype=torch.long)
         return draw_batches(
-            int(self._federation.n_examples[client]),
+            self._sizes[client],
             epochs=algorithm.epochs,
             batch_size=algorithm.batch_size,
             generator=seed_for(self._seed, round, self._numbers[client], "batches"),

@@ -66,9 +66,10 @@ class MemoryStore:
             return memory if len(before) == len(clients) else gather(memory, torch.searchsorted(before, clients))
         if self._apart:
             return _stacked([self.one(c, row(tasks, k)) for k, c in enumerate(clients.tolist())])
-        known = self.row_of[clients] >= 0
+        places = self.row_of[clients]
+        known = places >= 0
         if bool(known.all()):
-            return self._stored(self.row_of[clients])
+            return self._stored(places)
         newcomers = (~known).nonzero().flatten()
         fresh = self._fresh(gather(tasks, newcomers))
         if not bool(known.any()):
@@ -76,7 +77,7 @@ class MemoryStore:
         place = torch.empty(len(clients), dtype=torch.long)
         place[known] = torch.arange(int(known.sum()))
         place[newcomers] = torch.arange(int(known.sum()), len(clients))
-        return gather(concatenated([self._stored(self.row_of[clients[known]]), fresh]), place)
+        return gather(concatenated([self._stored(places[known]), fresh]), place)
 
     def put(self, clients: Tensor, memory: Any) -> None:
         """Keep the clients' memories."""
@@ -84,24 +85,26 @@ class MemoryStore:
             return
         if self._apart:
             self._gather_apart()
-        known = self.row_of[clients] >= 0
-        if self.rows is not None and bool(known.all()) and len(clients) == n_rows(self.rows):
+        places = self.row_of[clients]
+        known = places >= 0
+        all_known = bool(known.all())
+        if self.rows is not None and all_known and len(clients) == n_rows(self.rows):
             order = torch.empty_like(clients)
-            order[self.row_of[clients]] = torch.arange(len(clients))
+            order[places] = torch.arange(len(clients))
             in_place = bool((order == torch.arange(len(order))).all())
             self.rows, self._is_shared = (memory, True) if in_place else (gather(memory, order), False)
             return
-        if bool(known.any()):
+        if all_known or bool(known.any()):
             if self._is_shared:
                 self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
-            index = on_devices(self.row_of[clients[known]])
-            chosen = memory if bool(known.all()) else gather(memory, known.nonzero().flatten())
+            index = on_devices(places if all_known else places[known])
+            chosen = memory if all_known else gather(memory, known.nonzero().flatten())
             map_tensors(
                 lambda mine, new: mine.index_copy_(0, index(mine.device), new) if mine.numel() else mine,
                 self.rows,
                 chosen,
             )
-        if not bool(known.all()):
+        if not all_known:
             newcomers = (~known).nonzero().flatten()
             n_before = 0 if self.rows is None else n_rows(self.rows)
             self.row_of[clients[newcomers]] = torch.arange(n_before, n_before + len(newcomers))

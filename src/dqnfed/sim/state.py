@@ -13,7 +13,7 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.screening import Policy
 from dqnfed.sim.clients import Clients, LocalClients
-from dqnfed.sim.cohort import CohortRunner
+from dqnfed.sim.cohort import ApartRunner, CohortRunner
 from dqnfed.sim.feed import Feed
 from dqnfed.sim.memory import MemoryStore
 
@@ -55,6 +55,11 @@ class Setup:
     policy: Policy
     feed: Feed
     clients: Clients = field(default_factory=LocalClients)
+
+    @cached_property
+    def apart_runner(self) -> ApartRunner | None:
+        """The cohort's runner where it runs clients apart from each other; to look at a protocol takes its time."""
+        return self.cohort if isinstance(self.cohort, ApartRunner) else None
 
     @cached_property
     def model_names(self) -> list[str]:
