@@ -90,6 +90,7 @@ def run_summary(folder: Path) -> Json:
     if said or not records:
         raise ValueError(f"{folder} is no whole run: {'; '.join(said) or 'it has no rounds'}; run it again.")
     evaluated = [r for r in records if r["accuracy"] is not None]
+    judged = [r for r in evaluated if r["accuracy"]["mean"] is not None]
     late = [r["rho"] for r in records[len(records) // 2 :] if r["rho"] is not None]
     train = part_of(config, "train")
     clients, names = _last_accuracies(folder, evaluated)
@@ -109,7 +110,7 @@ def run_summary(folder: Path) -> Json:
         "seconds": round(summary["totals"]["seconds"], 2),
         "passes": summary["totals"]["passes"],
         "bytes_up": summary["totals"]["bytes_up"],
-        "curve": [[r["round"] + 1, round(r["accuracy"]["mean"], 2)] for r in _thinned(evaluated)],
+        "curve": [[r["round"] + 1, round(r["accuracy"]["mean"], 2)] for r in _thinned(judged)],
         "improved_curve": binned([(r["round"] + 1, r["rho"]) for r in records if r["rho"] is not None]),
     }
     if clients:
@@ -162,5 +163,8 @@ def _last_accuracies(folder: Path, evaluated: Sequence[Mapping[str, Any]]) -> tu
     return [round(found[k], 2) for k in sorted(found)], [known[k] for k in sorted(found) if k in known]
 
 
-def _rounded(values: Mapping[str, float]) -> Json:
-    return {key: round(value, 4) if math.isfinite(value) else None for key, value in values.items()}
+def _rounded(values: Mapping[str, float | None]) -> Json:
+    """Return the values with four digits; what is no number, in a run that diverged, is null in the files."""
+    return {
+        key: None if value is None or not math.isfinite(value) else round(value, 4) for key, value in values.items()
+    }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -133,7 +134,13 @@ def by_method(runs: Sequence[Json]) -> dict[str, list[Json]]:
     found: dict[str, list[Json]] = {}
     for run in runs:
         found.setdefault(run["algorithm"], []).append(run)
-    return dict(sorted(found.items(), key=lambda item: -_mean(run["accuracy"]["mean"] for run in item[1])))
+    return dict(sorted(found.items(), key=lambda item: -_last_mean(item[1])))
+
+
+def _last_mean(runs: Sequence[Json]) -> float:
+    """Return the mean accuracy over seeds; a method that diverged with one of them comes last."""
+    means = [run["accuracy"]["mean"] for run in runs]
+    return -math.inf if None in means else fmean(means)
 
 
 def rebuilt(page: str, data: Json) -> str:
@@ -147,10 +154,13 @@ def rebuilt(page: str, data: Json) -> str:
 def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[str]:
     titles = ["method", *(_title(c) for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
     targets = {run["seed"]: run["accuracy"]["mean"] for run in methods.get("fedavg", [])}
+    targets = {seed: mean for seed, mean in targets.items() if mean is not None}
     titles += ["to FedAvg's end", "seeds"] if targets else ["seeds"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for name, runs in methods.items():
-        cells = [f"`{name}`", *(_spread([_value(run, c) for run in runs], _decimals(c)) for c in columns)]
+        n_lost = sum(run["accuracy"]["mean"] is None for run in runs)
+        title = f"`{name}`" + (f" (diverged with {n_lost} of {len(runs)} seeds)" if n_lost else "")
+        cells = [title, *(_spread([_value(run, c) for run in runs], _decimals(c)) for c in columns)]
         for key in ("improved", "improved_late"):
             known = [run[key] for run in runs if run[key] is not None]
             cells.append(f"{100 * _mean(known):.1f} %" if known else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -202,6 +203,29 @@ def test_a_page_has_a_row_a_method_and_the_best_first(runs: Path) -> None:
     assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == list(methods)
     assert f"{means[0]:.2f} ±" in text
     assert "dqnfed compare bowls" in text
+
+
+def test_a_run_that_diverged_is_named_and_comes_last(runs: Path) -> None:
+    data = summary_of(runs)
+    lost = data["runs"][0]
+    lost["accuracy"] = dict.fromkeys(lost["accuracy"])
+    rows = [line for line in block(data).splitlines() if line.startswith("| `")]
+    assert rows[-1].startswith(f"| `{lost['algorithm']}` (diverged with 1 of 2 seeds) |")
+    assert "diverged" not in "".join(rows[:-1])
+
+
+def test_a_run_without_numbers_has_a_summary(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lost"
+    shutil.copytree(runs / "fedavg-0.1" / "0", folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["accuracy"] = dict.fromkeys(summary["accuracy"])
+    (folder / "summary.json").write_text(json.dumps(summary))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["accuracy"] = dict.fromkeys(lines[-1]["accuracy"])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = run_summary(folder)
+    assert found["accuracy"]["mean"] is None
+    assert all(mean is not None for _, mean in found["curve"])
 
 
 def test_every_experiment_has_a_table_of_its_own(runs: Path) -> None:
