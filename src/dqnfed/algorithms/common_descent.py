@@ -233,8 +233,8 @@ class CommonDescent(DescentSettings):
         counted = kept & (squares > DEAD**2 * squares.max())
         asked = counted & (rates > 0)
         diagnostics = {
-            "active": float((weights != 0).sum()),
-            "worst_rate_met": float(np.min(slopes[asked] / rates[asked])) if norms.step > 0 and asked.any() else 0.0,
+            "active": float(np.count_nonzero(weights)),
+            "worst_rate_met": float((slopes[asked] / rates[asked]).min()) if norms.step > 0 and asked.any() else 0.0,
         }
         if self.drop_share > 0.0:
             record = without(server.testimony, cohort.clients[torch.from_numpy(~kept)])
@@ -253,7 +253,9 @@ class CommonDescent(DescentSettings):
 
     def _believed(self, server: DescentServer, updates: Any, cohort: Cohort) -> tuple[DescentServer, Any, Cohort]:
         """Return the answers of those who do not contradict themselves, with the verdicts on the others."""
-        if self.drop_share == 0.0 or not isinstance(updates, DescentUpdate):
+        if self.drop_share == 0.0:
+            return server, updates, cohort
+        if not isinstance(updates, DescentUpdate):
             return server._replace(testimony=acquitted(server.testimony)), updates, cohort
         record = heard(
             server.testimony,
@@ -307,8 +309,8 @@ class CommonDescent(DescentSettings):
         if not known.any():
             return squares.copy()
         middle = median(per_square[known].tolist())
-        bounded = np.clip(np.where(known, per_square, middle), middle / self.rate_bounds, middle * self.rate_bounds)
-        return np.asarray(bounded * squares)
+        least, most = middle / self.rate_bounds, middle * self.rate_bounds
+        return np.asarray(np.minimum(np.maximum(np.where(known, per_square, middle), least), most) * squares)
 
     def _weights(self, M: FloatArray, rates: FloatArray, may_drop: int) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Return the weights of the gradients in the step, and which of the clients it is for."""

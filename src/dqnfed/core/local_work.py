@@ -182,4 +182,6 @@ def draw_batches(n_examples: int, *, epochs: int, batch_size: int | None, genera
         return torch.zeros(epochs, 0, dtype=torch.long)
     per_epoch = -(-n_examples // batch_size)
     rows = torch.stack([torch.randperm(n_examples, generator=generator) for _ in range(epochs)])
-    return pad(rows, (0, per_epoch * batch_size - n_examples), value=-1).view(epochs * per_epoch, batch_size)
+    if n_missing := per_epoch * batch_size - n_examples:
+        rows = pad(rows, (0, n_missing), value=-1)
+    return rows.view(epochs * per_epoch, batch_size)

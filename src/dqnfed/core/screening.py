@@ -82,14 +82,14 @@ def screen(
     norms = _norms(required)
     usable = np.ones(n, dtype=np.bool_)
     for name, rows in required.items():
-        for k in np.flatnonzero(~np.isfinite(norms[name])):
+        for k in (~np.isfinite(norms[name])).nonzero()[0]:
             usable[k] &= bool(torch.isfinite(rows[int(k)]).all())  # a norm may overflow where no number does
     measured = required.get(scales[0]) if scales else None
     lengths = np.ones(n) if measured is None else _trusted_lengths(norms[scales[0]], measured)
-    dropped = [(k, "update is not finite") for k in np.flatnonzero(~usable)]
-    dropped += [(k, "update has zero norm") for k in np.flatnonzero(usable & (lengths == 0))]
+    dropped = [(k, "update is not finite") for k in (~usable).nonzero()[0]]
+    dropped += [(k, "update has zero norm") for k in (usable & (lengths == 0)).nonzero()[0]]
     usable &= lengths > 0
-    kept = np.flatnonzero(usable)
+    kept = usable.nonzero()[0]
     factors = np.ones(len(kept))
     if len(kept) and measured is not None:
         longest = policy.max_update_norm * median(lengths[kept].tolist())
@@ -105,7 +105,7 @@ def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
     """Return the kept answers, the clipped ones scaled down in every field that is homogeneous in their size."""
     if len(found.kept) < n_rows(updates):
         updates = gather(updates, found.kept)
-    if bool((found.factors == 1).all()):
+    if all(factor == 1 for factor in found.factors.tolist()):
         return updates
 
     def scaled(t: Tensor) -> Tensor:
@@ -121,14 +121,14 @@ def _norms(fields: dict[str, Tensor]) -> dict[str, FloatArray]:
     """Return the Euclidean norms of every field's rows, in one transfer from the device."""
     if not fields:
         return {}
-    found = torch.stack([torch.linalg.vector_norm(rows, dim=1).double() for rows in fields.values()]).cpu().numpy()
-    return dict(zip(fields, found, strict=True))
+    found = torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in fields.values()])
+    return dict(zip(fields, found.double().cpu().numpy(), strict=True))
 
 
 def _trusted_lengths(lengths: FloatArray, rows: Tensor) -> FloatArray:
     """Return the rows' Euclidean norms; those whose squares may be no numbers are measured again, scaled."""
     lengths = lengths.copy()
-    for k in np.flatnonzero((lengths < 1e-18) | (lengths > 1e18)):
+    for k in ((lengths < 1e-18) | (lengths > 1e18)).nonzero()[0]:
         largest = rows[int(k)].abs().amax().double()
         scaled = largest * torch.linalg.vector_norm(rows[int(k)] / largest)
         lengths[k] = float(scaled) if largest > 0 else 0.0

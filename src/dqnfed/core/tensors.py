@@ -99,7 +99,7 @@ def numbers_on_host(stacked: T) -> T:
     numbers = [t for t in tensors(stacked) if t.dim() == 1 and t.is_cuda and t.is_floating_point()]
     if not numbers:
         return stacked
-    moved = iter(torch.stack([t.double() for t in numbers]).cpu().unbind())
+    moved = iter(torch.stack(numbers).double().cpu().unbind())
     chosen = {id(t) for t in numbers}
     return map_tensors(lambda t: next(moved).to(t.dtype) if id(t) in chosen else t, stacked)
 

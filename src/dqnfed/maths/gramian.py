@@ -7,9 +7,11 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+FloatArray = NDArray[np.float64]
 BLOCK = 32768  # columns a block: long enough for BLAS to run at full speed, short enough to sum in float32
 MANY_BLOCKS = 8  # blocks a thread from which on threads pay
 DEVICE_BLOCK = BLOCK // 8  # an accelerator takes many of them at once, each on a processor of its own
@@ -42,20 +44,21 @@ def joint_gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, 
         products = _host_products(rows, more, block or BLOCK)
     else:
         products = _device_products(rows, more, block or DEVICE_BLOCK)
-    return (products + products.T) / 2
+    return torch.from_numpy((products + products.T) / 2)
 
 
-def _host_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
+def _host_products(G: Tensor, others: list[Tensor], block: int) -> FloatArray:
     # BLAS does not share out a product with so few rows; strips of columns, one a thread, do
     blocks, workers = -(-G.shape[1] // block), torch.get_num_threads()
     if workers == 1 or blocks < MANY_BLOCKS * workers:
         return _strip_products(G, others, block, 0, G.shape[1])
     cuts = [min(block * (blocks * i // workers), G.shape[1]) for i in range(workers)] + [G.shape[1]]
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-        return torch.stack(list(pool.map(partial(_strip_products, G, others, block), cuts[:-1], cuts[1:]))).sum(0)
+        strips = list(pool.map(partial(_strip_products, G, others, block), cuts[:-1], cuts[1:]))
+    return np.asarray(np.sum(strips, axis=0))
 
 
-def _strip_products(G: Tensor, others: list[Tensor], block: int, first: int, last: int) -> Tensor:
+def _strip_products(G: Tensor, others: list[Tensor], block: int, first: int, last: int) -> FloatArray:
     # through numpy: its BLAS sees that both sides are one matrix and does half the work (SYRK), which torch does not
     dtype = torch.promote_types(G.dtype, torch.float32)
     K = len(G)
@@ -69,10 +72,10 @@ def _strip_products(G: Tensor, others: list[Tensor], block: int, first: int, las
             products[:K, K:] += crossed
             products[K:, :K] += crossed.T
             products[K:, K:] += joined @ joined.T
-    return torch.from_numpy(products)
+    return products
 
 
-def _device_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
+def _device_products(G: Tensor, others: list[Tensor], block: int) -> FloatArray:
     dtype = torch.promote_types(G.dtype, torch.float32)
     size = len(G) + sum(map(len, others))
     products = torch.zeros(size, size, dtype=torch.float64, device=G.device)
@@ -86,7 +89,7 @@ def _device_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
                 products += (blocks @ blocks.mT).sum(0, dtype=torch.float64)
             if rest:
                 products += joined[:, -rest:] @ joined[:, -rest:].T
-    return products.cpu()
+    return products.cpu().numpy()
 
 
 @contextmanager

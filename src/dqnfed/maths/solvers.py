@@ -28,7 +28,7 @@ def unit_gramian(M: FloatArray, *, dead: float = 0.0) -> UnitGramian:
     if not np.isfinite(M).all():
         k = int(np.flatnonzero(~np.isfinite(M).all(axis=1))[0])
         raise ValueError(f"a Gramian must be finite, but row {k} is not; drop clients with non-finite gradients first.")
-    lengths = np.sqrt(np.clip(np.diag(M), 0.0, None))
+    lengths = np.sqrt(np.maximum(M.diagonal(), 0.0))
     live = lengths > dead * lengths.max(initial=0.0)
     lengths = np.where(live, lengths, 1.0)
     matrix = (M + M.T) / 2 / lengths[:, None] / lengths[None, :]
@@ -108,7 +108,9 @@ def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
     Needs max r > 0; accurate when M has a unit diagonal and r a maximum of one.
     """
     R = factor(M)
-    z = nnls(np.vstack([R.T, r]), np.append(np.zeros(R.shape[1]), 1.0))
+    wanted = np.zeros(R.shape[1] + 1)
+    wanted[-1] = 1.0
+    z = nnls(np.vstack([R.T, r]), wanted)
     if z is None or not r @ z > 0.0:
         best = int(np.argmax(np.where(r > 0.0, r / np.sqrt(np.clip(np.diag(M), 1e-300, None)), -np.inf)))
         z = np.where(np.arange(len(r)) == best, 1.0, 0.0)
@@ -177,7 +179,7 @@ def _sliced_box_minimiser(
     fixed one that would lower the value is freed.
     """
     K = len(r)
-    z = np.clip(start, lower, upper)
+    z = np.minimum(np.maximum(start, lower), upper)
     free = (z > lower) & (z < upper)
     movable = upper > lower
     n_refined = 0

@@ -57,10 +57,10 @@ def curvature_length(slopes: FloatArray, curvature: FloatArray, squared_norm: fl
     if not squared_norm > 0.0:
         return 0.0
     slopes, c = np.asarray(slopes, dtype=np.float64), np.asarray(curvature, dtype=np.float64)
-    if np.min(slopes) <= 0.0:
+    if slopes.min() <= 0.0:
         return 0.0
     limiting = c > 0.0  # NaN is not
-    return min(largest, float(np.min(slopes[limiting] / (c[limiting] * squared_norm), initial=np.inf)))
+    return min(largest, float((slopes[limiting] / (c[limiting] * squared_norm)).min(initial=np.inf)))
 
 
 def growth_limit(step_norm: float, previous_norm: float | None, *, growth: float = 2.0) -> float:

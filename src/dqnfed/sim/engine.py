@@ -269,9 +269,12 @@ def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Scr
             )
         logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
         notes["dropped"].append({"client": client, "why": why})
-    for client, factor in zip(asked[found.kept].tolist(), found.factors.tolist(), strict=True):
+    for k, factor in zip(found.kept.tolist(), found.factors.tolist(), strict=True):
+        if factor == 1:
+            continue
+        client = int(asked[k])
         note = {"client": client, "factor": factor}
-        if factor < 1 and note not in notes["clipped"]:  # a phase may be played twice
+        if note not in notes["clipped"]:  # a phase may be played twice
             logger.info("round %d: client %d clipped by the factor %.3g", state.round, client, factor)
             notes["clipped"].append(note)
     return found
@@ -280,8 +283,9 @@ def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Scr
 def answered_step(setup: Setup, state: State, answers: Answers, found: Screened) -> ServerStep[Any]:
     """Return what the server makes of the usable answers; their clients' memories wait for the end of the round."""
     algorithm, federation = setup.algorithm, setup.federation
-    kept, memory = answers.clients[found.kept], answers.memory
-    if len(kept) < len(answers.clients):
+    kept, memory = answers.clients, answers.memory
+    if len(found.kept) < len(kept):
+        kept = kept[found.kept]
         memory = [memory[k] for k in found.kept.tolist()] if isinstance(memory, list) else gather(memory, found.kept)
     state.memory.lend(kept, memory)
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)

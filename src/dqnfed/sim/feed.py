@@ -116,6 +116,8 @@ class Feed:
         if algorithm.batch_size is None:
             return torch.zeros(len(clients), algorithm.epochs, 0, dtype=torch.long)
         drawn = [self._drawn_batches(c, round) for c in clients.tolist()]
+        if len({batches.shape for batches in drawn}) == 1:
+            return torch.stack(drawn)
         return pad_sequence(drawn, batch_first=True, padding_value=-1)
 
     def _drawn_batches(self, client: int, round: int) -> Tensor:

@@ -67,9 +67,9 @@ class MemoryStore:
         if self._apart:
             return _stacked([self.one(c, row(tasks, k)) for k, c in enumerate(clients.tolist())])
         places = self.row_of[clients]
-        known = places >= 0
-        if bool(known.all()):
+        if int(places.min()) >= 0:
             return self._stored(places)
+        known = places >= 0
         newcomers = (~known).nonzero().flatten()
         fresh = self._fresh(gather(tasks, newcomers))
         if not bool(known.any()):
@@ -86,30 +86,34 @@ class MemoryStore:
         if self._apart:
             self._gather_apart()
         places = self.row_of[clients]
-        known = places >= 0
-        all_known = bool(known.all())
-        if self.rows is not None and all_known and len(clients) == n_rows(self.rows):
+        all_known = int(places.min()) >= 0
+        if all_known and len(clients) == n_rows(self.rows):
             order = torch.empty_like(clients)
             order[places] = torch.arange(len(clients))
             in_place = bool((order == torch.arange(len(order))).all())
             self.rows, self._is_shared = (memory, True) if in_place else (gather(memory, order), False)
             return
-        if all_known or bool(known.any()):
-            if self._is_shared:
-                self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
-            index = on_devices(places if all_known else places[known])
-            chosen = memory if all_known else gather(memory, known.nonzero().flatten())
-            map_tensors(
-                lambda mine, new: mine.index_copy_(0, index(mine.device), new) if mine.numel() else mine,
-                self.rows,
-                chosen,
-            )
-        if not all_known:
-            newcomers = (~known).nonzero().flatten()
-            n_before = 0 if self.rows is None else n_rows(self.rows)
-            self.row_of[clients[newcomers]] = torch.arange(n_before, n_before + len(newcomers))
-            self.rows = self._grown(memory if bool((~known).all()) else gather(memory, newcomers), n_before)
-            self._is_shared = False
+        if all_known:
+            self._overwrite(places, memory)
+            return
+        known = places >= 0
+        if bool(known.any()):
+            self._overwrite(places[known], gather(memory, known.nonzero().flatten()))
+            memory = gather(memory, (~known).nonzero().flatten())
+        newcomers = clients[~known]
+        n_before = 0 if self.rows is None else n_rows(self.rows)
+        self.row_of[newcomers] = torch.arange(n_before, n_before + len(newcomers))
+        self.rows = self._grown(memory, n_before)
+        self._is_shared = False
+
+    def _overwrite(self, places: Tensor, memory: Any) -> None:
+        """Put memories in the place of those in some of the rows."""
+        if self._is_shared:
+            self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
+        index = on_devices(places)
+        map_tensors(
+            lambda mine, new: mine.index_copy_(0, index(mine.device), new) if mine.numel() else mine, self.rows, memory
+        )
 
     def one(self, client: int, task: Task) -> Any:
         """Return one client's memory; a newcomer gets a fresh one, which is not yet stored."""
