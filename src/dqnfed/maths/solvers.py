@@ -186,7 +186,7 @@ def _sliced_box_minimiser(
     multiplier = 0.0
     for n_done in range(20 * K + 100):
         slope = M @ z
-        multiplier = _multiplier(slope, r, free, movable & (z < upper), movable & (z > lower))
+        multiplier = _multiplier(slope, r, free, z, lower, upper)
         excess = slope - multiplier * r
         rounding = _ROUND_OFF * (np.abs(M) @ np.abs(z) + np.abs(multiplier * r))
         missing = 1.0 - float(r @ z)
@@ -213,13 +213,16 @@ def _sliced_box_minimiser(
     return z, multiplier
 
 
-def _multiplier(slope: FloatArray, r: FloatArray, free: BoolArray, can_rise: BoolArray, can_fall: BoolArray) -> float:
+def _multiplier(
+    slope: FloatArray, r: FloatArray, free: BoolArray, z: FloatArray, lower: FloatArray, upper: FloatArray
+) -> float:
     """Return the multiplier that fits the free entries best; at a vertex, one between what its neighbours pay."""
     if free.any():
         return float(r[free] @ slope[free] / (r[free] @ r[free]))
     price = slope / r
-    rise = float(np.min(price[can_rise], initial=np.inf))
-    fall = float(np.max(price[can_fall], initial=-np.inf))
+    movable = upper > lower
+    rise = float(np.min(price[movable & (z < upper)], initial=np.inf))
+    fall = float(np.max(price[movable & (z > lower)], initial=-np.inf))
     ends = [end for end in (rise, fall) if np.isfinite(end)]
     return sum(ends) / len(ends) if ends else 0.0
 

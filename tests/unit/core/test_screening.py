@@ -51,6 +51,15 @@ def test_an_answer_that_is_not_finite_anywhere_is_dropped(bad: float, field: str
     assert kept.step.tolist() == [0, 2]
 
 
+def test_fields_may_be_empty_and_of_several_precisions() -> None:
+    given = updates([1.0, 2.0, 100.0], torch.float32)
+    given = given._replace(change=torch.zeros(3, 0), loss=torch.tensor([1.0, 1e300, math.nan], dtype=torch.float64))
+    found = screen(given, Policy(), SCALES)
+    assert found.kept.tolist() == [0, 1]  # a loss that single precision could not hold is a number
+    assert found.dropped == [(2, "update is not finite")]
+    assert screened_updates(given, found, SCALES).change.shape == (2, 0)
+
+
 def test_unknown_values_of_optional_fields_are_no_fault() -> None:
     given = updates([1.0, 2.0])
     given.loss[0] = torch.nan
