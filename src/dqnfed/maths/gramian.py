@@ -109,7 +109,7 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
         raise ValueError(
             f"one weight per row is needed, but weights have shape {tuple(weights.shape)} and G {tuple(G.shape)}."
         )
-    return weights.to(dtype=G.dtype, device=G.device) @ G
+    return weights.to(dtype=G.dtype, device=G.device, non_blocking=G.is_cuda) @ G  # a GPU need not be waited for
 
 
 def squared_norms(G: Tensor, *, block: int = 8 * BLOCK) -> Tensor:
