@@ -144,7 +144,7 @@ def test_a_liar_does_not_hold_up_a_line_search_for_long() -> None:
     honest = trained(DQNFed(step="line-search"), softmax_bowl(), rounds=12)
     result = trained(DQNFed(step="line-search"), softmax_bowl(), Lying(-10.0, "gradient", after=9), rounds=12)
     assert sum(record["status"] == "hold" for record in result.history) <= 2
-    assert result.history[-1]["status"] == "next"
+    assert result.history[-1]["status"] != "hold"  # it goes on, or has come to where no step serves all the others
     assert result.summary["train_loss"]["mean"] <= 1.1 * honest.summary["train_loss"]["mean"]
 
 
