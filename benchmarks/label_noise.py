@@ -52,9 +52,9 @@ def main() -> None:
                 write_tables(options.out)
     sys.stdout.write(write_tables(options.out) + "\n")
     if options.page:
-        options.page.write_text(
-            with_tables(options.page.read_text(), json.loads((options.out / "table.json").read_text()))
-        )
+        rows = (options.out / "table.json").read_text()
+        options.page.with_suffix(".json").write_text(rows)  # from which a test makes the page's tables again
+        options.page.write_text(with_tables(options.page.read_text(), json.loads(rows)))
 
 
 def arguments() -> argparse.Namespace:
@@ -141,7 +141,7 @@ def write_tables(out: Path) -> str:
                 keys = [*COLUMNS, *FOUND, "passes", "seconds"]
                 cells = [over_seeds([v[key] for v in values], key) for key in keys]
                 lines.append(f"| `{method}` | {len(values)} | " + " | ".join(cells) + " |")
-    (out / "table.json").write_text(json.dumps(rows, indent=1))
+    (out / "table.json").write_text(json.dumps(rows) + "\n")
     text = "\n".join(lines)
     (out / "table.md").write_text(text + "\n")
     return text
@@ -173,7 +173,7 @@ def page_table(rows: list[dict[str, Any]]) -> str:
         runs = row["runs"]
         cells = [over_seeds([run[key] for run in runs], key) for key in (*COLUMNS, "f1")]
         before, after, right = (over_seeds([run[key] for run in runs], key) for key in ("before", "after", "right"))
-        known = [run["f1"] for run in runs if run["f1"] == run["f1"]]
+        known = [run["f1"] for run in runs if run["f1"] is not None]
         cells += [f"{min(known):.2f}" if known else "-", f"{before} → {after} %" if known else f"{before} %"]
         lines.append(
             f"| `{row['method']}` | " + " | ".join([*cells, f"{right} %" if known else "-", str(len(runs))]) + " |"
@@ -181,22 +181,23 @@ def page_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def measured(summary: dict[str, Any]) -> dict[str, float]:
-    noise, nan = summary["noise"], float("nan")
+def measured(summary: dict[str, Any]) -> dict[str, float | None]:
+    """Return what a row of a run's method is made of; None: there is no such number without label correction."""
+    noise = summary["noise"]
     clients, corrections = noise.get("clients", {}), noise.get("corrections", {})
     return {
         **{key: summary["accuracy"][key] for key in COLUMNS},
-        "f1": clients.get("f1", nan),
+        "f1": clients.get("f1"),
         "before": 100 * noise["wrong_before"] / noise["labels"],
         "after": 100 * noise["wrong_after"] / noise["labels"],
-        "right": 100 * corrections["precision"] if corrections.get("precision") is not None else nan,
+        "right": 100 * corrections["precision"] if corrections.get("precision") is not None else None,
         "passes": summary["totals"]["passes"],
         "seconds": summary["totals"]["seconds"],
     }
 
 
-def over_seeds(values: list[float], key: str) -> str:
-    known = np.array([v for v in values if v == v])
+def over_seeds(values: list[float | None], key: str) -> str:
+    known = np.array([v for v in values if v is not None])
     if not len(known):
         return "-"
     digits = {"passes": 0, "seconds": 0, "f1": 2, "std": 2}.get(key, 1)
