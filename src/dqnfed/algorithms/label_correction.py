@@ -333,6 +333,7 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
     def threshold(self, scores: Tensor) -> Tensor:
         """Return the score above which a client is noisy, between the two groups of scores; infinity if all are one."""
         # of the logarithms: among the scores themselves one client far above all others is likeliest a group of its own
+        scores = scores[scores > 0.0]  # no dimension is less: who has too few examples has no score
         groups = two_groups_of_clients(np.log1p(scores.numpy()))
         is_one = not groups.is_high.any() or bool(groups.is_high.all())
         if is_one or (self.split == "bic" and not groups.prefers_two):

@@ -194,6 +194,22 @@ def test_unlike_paper_clients_are_split_only_where_two_groups_explain_the_scores
     assert torch.isfinite(careful.threshold(noisy))
 
 
+@pytest.mark.slow
+def test_clean_federations_are_rarely_split() -> None:
+    rng = np.random.default_rng(0)
+    clean = [torch.from_numpy(rng.normal(5.0, 0.3, 50)) for _ in range(60)]
+    assert sum(bool(torch.isfinite(FedCorr().threshold(scores))) for scores in clean) <= 3
+
+
+@pytest.mark.parametrize("score", [0.0, -7.0])
+def test_a_client_without_a_score_changes_no_verdict(score: float) -> None:
+    """Too few examples have none (0), and a dimension below zero is a lie: neither is the group of the clean ones."""
+    rng = np.random.default_rng(0)
+    scores = torch.from_numpy(np.concatenate([rng.normal(3.0, 0.1, 29), rng.normal(5.0, 0.3, 20), [score]]))
+    is_high = scores > FedCorr().threshold(scores)
+    assert is_high.tolist() == [False] * 29 + [True] * 20 + [False]
+
+
 def test_unlike_official_code_a_client_below_the_clean_ones_is_clean() -> None:
     """The wide Gaussian of the noisy clients claims a value far below the narrow one's."""
     rng = np.random.default_rng(0)
