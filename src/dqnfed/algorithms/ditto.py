@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate, client_weights
 from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Theta, check_choice, check_range
+from dqnfed.core.graphed_sgd import Pull
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.directions import mean_step
@@ -86,24 +87,8 @@ class Ditto(Algorithm[FedAvgServer, DittoMemory, FedAvgUpdate]):
     def _personal(self, problem: Problem, task: Task, anchor: Tensor, personal: Tensor) -> Tensor:
         if self.personal_lr is not None:
             task = task._replace(lr=task.lr * (self.personal_lr / self.lr))
-        strength = task.lr * self.lam
-
-        def pull(v: Tensor) -> Tensor:
-            return self.lam * (v - anchor)
-
-        def pulled(v: Tensor) -> Tensor:
-            return (v + strength * anchor) / (1.0 + strength)
-
-        implicit = self.proximal == "implicit"
-        return local_sgd(
-            problem,
-            task,
-            personal,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            extra_gradient=None if implicit or not self.lam else pull,
-            proximal=pulled if implicit and self.lam else None,
-        )
+        pull = Pull(anchor, self.lam, implicit=self.proximal == "implicit") if self.lam else None
+        return local_sgd(problem, task, personal, momentum=self.momentum, weight_decay=self.weight_decay, pull=pull)
 
     def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
         step = mean_step(updates.delta, client_weights(self.weighting, cohort))

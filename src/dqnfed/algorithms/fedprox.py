@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from dqnfed.algorithms.fedavg import FedAvg, FedAvgUpdate
 from dqnfed.core.algorithm import Empty, Theta, check_range
+from dqnfed.core.graphed_sgd import Pull
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 
@@ -43,15 +42,6 @@ class FedProx(FedAvg):
         check_range(self, "mu", low=0.0)
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedAvgUpdate, Empty]:
-        def pull(theta: Tensor) -> Tensor:
-            return self.mu * (theta - sent.theta)
-
-        local = local_sgd(
-            problem,
-            task,
-            sent.theta,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            extra_gradient=pull if self.mu else None,
-        )
+        pull = Pull(sent.theta, self.mu) if self.mu else None
+        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay, pull=pull)
         return FedAvgUpdate(sent.theta - local), memory

@@ -91,9 +91,7 @@ class Scaffold(Algorithm[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
         self, problem: Problem, task: Task, sent: ScaffoldSent, memory: ScaffoldMemory
     ) -> tuple[ScaffoldUpdate, ScaffoldMemory]:
         correction = sent.control - memory.control
-        local = local_sgd(
-            problem, task, sent.theta, weight_decay=self.weight_decay, extra_gradient=lambda theta: correction
-        )
+        local = local_sgd(problem, task, sent.theta, weight_decay=self.weight_decay, correction=correction)
         delta = sent.theta - local
         change = delta / (n_local_steps(task) * task.lr) - sent.control
         return ScaffoldUpdate(delta, change), ScaffoldMemory(memory.control + change)

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,34 +19,65 @@ ONE_CAPTURE = threading.Lock()  # at a time: another thread's waiting for the GP
 WARM_UPS = 3  # libraries choose their kernels and make their workspaces before a capture
 
 
+class Pull(NamedTuple):
+    """A force on local SGD: towards a model, in every step."""
+
+    anchor: Tensor  # [n]
+    strength: float  # > 0
+    implicit: bool = False  # theta = (moved + s anchor) / (1 + s), s = lr strength; else strength (theta - anchor) is
+    # added to the gradient
+
+
 class BatchStep:
     """One step of SGD on tensors that stay where they are: fill them, call it, and theta has moved."""
 
-    def __init__(self, problem: Problem, model: ModuleModel, task: Task, *, momentum: float, decay: float) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        model: ModuleModel,
+        task: Task,
+        *,
+        momentum: float,
+        decay: float,
+        pull: Pull | None = None,
+        is_corrected: bool = False,
+    ) -> None:
         size = task.batches.shape[-1]
         self._problem, self._model, self._momentum, self._decay = problem, model, momentum, decay
-        self.theta = torch.zeros_like(problem.theta0)
-        self.velocity = torch.zeros_like(self.theta) if momentum else None
-        self.inputs = task.inputs.new_zeros((size, *task.inputs.shape[1:]))
-        self.targets = task.targets.new_zeros((size, *task.targets.shape[1:]))
-        self.batch = torch.zeros_like(task.batches[0])
-        self.lr = torch.zeros_like(task.lr)
+        self._theta = torch.zeros_like(problem.theta0)
+        self._leaves = parameter_leaves(self._theta, model)  # kernels of images are not theta's but have its values
+        self._places = [leaf.detach() for leaf in self._leaves.values()]
+        self._speeds = [torch.zeros_like(place) for place in self._places] if momentum else []
+        self._pull = None if pull is None else pull._replace(anchor=self._theta[:0])  # its anchor is every client's own
+        self._anchors = [torch.zeros_like(place) for place in self._places] if pull is not None else []
+        self._corrections = [torch.zeros_like(place) for place in self._places] if is_corrected else []
+        self._inputs = task.inputs.new_zeros((size, *task.inputs.shape[1:]))
+        self._targets = task.targets.new_zeros((size, *task.targets.shape[1:]))
+        self._batch = torch.zeros_like(task.batches[0])
+        self._lr = torch.zeros_like(task.lr)
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def begin(self, theta: Tensor, lr: Tensor) -> None:
-        """Take the model and the learning rate that the next steps start from."""
-        self.theta.copy_(theta)
-        self.lr.copy_(lr)
-        if self.velocity is not None:
-            self.velocity.zero_()
+    def begin(self, theta: Tensor, lr: Tensor, anchor: Tensor | None, correction: Tensor | None) -> None:
+        """Take the model, the learning rate and the forces that the next steps start from."""
+        for places, vector in ((self._places, theta), (self._anchors, anchor), (self._corrections, correction)):
+            if vector is not None:
+                torch._foreach_copy_(places, self._parts(vector))
+        self._lr.copy_(lr)
+        if self._speeds:
+            torch._foreach_zero_(self._speeds)
+
+    def end(self) -> Tensor:
+        """Return theta where the steps have led."""
+        torch._foreach_copy_(self._parts(self._theta), self._places)
+        return self._theta.clone()
 
     def take(self, task: Task, batch: Tensor, rows: Tensor) -> None:
         """Move theta by one batch; `rows` are the batch's with 0 for those that are none."""
-        self.batch.copy_(batch)
-        torch.index_select(task.inputs, 0, rows, out=self.inputs)
-        torch.index_select(task.targets, 0, rows, out=self.targets)
-        if not self.theta.is_cuda:
-            self.descend()
+        self._batch.copy_(batch)
+        torch.index_select(task.inputs, 0, rows, out=self._inputs)
+        torch.index_select(task.targets, 0, rows, out=self._targets)
+        if not self._theta.is_cuda:
+            self._descend()
             return
         if self._graph is None:
             with ONE_CAPTURE:
@@ -53,40 +85,49 @@ class BatchStep:
         self._graph.replay()
 
     @torch.no_grad()
-    def descend(self) -> None:
+    def _descend(self) -> None:
         """Move theta by the batch that lies ready; entries of -1 do not count, and nothing moves if all are."""
-        mask = (self.batch >= 0).to(self.theta.dtype)
-        any_row = mask.amax()
-        leaves = parameter_leaves(self.theta, self._model)
-        inputs = cast_inputs(self.inputs, self.theta.dtype)
+        mask = (self._batch >= 0).to(self._theta.dtype)
+        lr = self._lr * mask.amax()  # 0: no row
+        inputs = cast_inputs(self._inputs, self._theta.dtype)
         shares = mask / mask.sum().clamp(min=1)
-        slopes, _ = leaf_slopes(self._problem, self._model, leaves, inputs, self.targets, shares)
-        places, moves = [leaf.detach() for leaf in leaves.values()], list(slopes)
+        slopes, _ = leaf_slopes(self._problem, self._model, self._leaves, inputs, self._targets, shares)
+        places, moves, pull = self._places, list(slopes), self._pull
         if self._decay:
-            torch._foreach_add_(moves, torch._foreach_mul(places, self._decay * any_row))
-        if self.velocity is not None:
-            speeds = list(named_parameters(self.velocity, self._model.layout).values())
-            torch._foreach_mul_(speeds, 1.0 - any_row * (1.0 - self._momentum))
-            torch._foreach_add_(speeds, moves)
-            moves = speeds
-        torch._foreach_sub_(places, torch._foreach_mul(moves, self.lr * any_row))
+            torch._foreach_add_(moves, places, alpha=self._decay)
+        if pull is not None and not pull.implicit:
+            torch._foreach_add_(moves, torch._foreach_sub(places, self._anchors), alpha=pull.strength)
+        if self._corrections:
+            torch._foreach_add_(moves, self._corrections)
+        if self._speeds:
+            has_rows = mask.amax()
+            torch._foreach_mul_(self._speeds, 1.0 - has_rows * (1.0 - self._momentum))
+            torch._foreach_add_(self._speeds, torch._foreach_mul(moves, has_rows))
+            moves = self._speeds
+        torch._foreach_sub_(places, torch._foreach_mul(moves, lr))
+        if pull is not None and pull.implicit:
+            way = lr * pull.strength
+            torch._foreach_add_(
+                places, torch._foreach_mul(torch._foreach_sub(self._anchors, places), way / (1.0 + way))
+            )
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        before = self.theta.clone(), None if self.velocity is None else self.velocity.clone()
+        before = [t.clone() for t in (*self._places, *self._speeds)]
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                self.descend()
+                self._descend()
         here.wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, side):
-            self.descend()
-        self.theta.copy_(before[0])
-        if self.velocity is not None and before[1] is not None:
-            self.velocity.copy_(before[1])
+            self._descend()
+        torch._foreach_copy_([*self._places, *self._speeds], before)
         return graph
+
+    def _parts(self, vector: Tensor) -> list[Tensor]:
+        return list(named_parameters(vector, self._model.layout).values())
 
 
 @contextmanager
@@ -104,18 +145,32 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = No
 
 
 def graphed_sgd(
-    problem: Problem, model: ModuleModel, task: Task, theta: Tensor, *, momentum: float, decay: float
+    problem: Problem,
+    model: ModuleModel,
+    task: Task,
+    theta: Tensor,
+    *,
+    momentum: float,
+    decay: float,
+    pull: Pull | None = None,
+    correction: Tensor | None = None,
 ) -> Tensor:
     """Return theta after the task's batches of SGD, for one client alone; `decay` is on theta, the ridge included.
 
     Equal to the general form up to rounding. Each CUDA stream has steps of its own, so that clients can overlap.
     """
     stream = torch.cuda.current_stream().cuda_stream if theta.is_cuda else 0
-    key = (stream, task.batches.shape[-1], task.inputs.shape[1:], task.inputs.dtype, momentum, decay, problem.losses)
+    shapes = (task.batches.shape[-1], task.inputs.shape[1:], task.inputs.dtype)
+    forces = (None if pull is None else pull[1:], correction is not None)
+    key = (stream, *shapes, momentum, decay, *forces, problem.losses)
     step = model.steps.get(key)
     if step is None:
-        step = model.steps[key] = BatchStep(problem, model, task, momentum=momentum, decay=decay)
-    step.begin(theta, task.lr)
+        step = BatchStep(
+            problem, model, task, momentum=momentum, decay=decay, pull=pull, is_corrected=correction is not None
+        )
+        model.steps[key] = step
+    step.begin(theta, task.lr, None if pull is None else pull.anchor, correction)
     for batch, rows in zip(task.batches, task.batches.clamp(min=0), strict=True):
         step.take(task, batch, rows)
-    return step.theta.clone()
+    found: Tensor = step.end()
+    return found

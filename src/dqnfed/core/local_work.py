@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from dqnfed.core.gradients import (
     task_shares,
     weighted_slopes,
 )
-from dqnfed.core.graphed_sgd import graphed_sgd
+from dqnfed.core.graphed_sgd import Pull, graphed_sgd
 from dqnfed.core.problem import ModuleModel, Problem, Task, cast_inputs
 from dqnfed.core.tensors import named_parameters
 
@@ -36,35 +36,39 @@ def local_sgd(
     *,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-    extra_gradient: Callable[[Tensor], Tensor] | None = None,
-    proximal: Callable[[Tensor], Tensor] | None = None,
+    pull: Pull | None = None,
+    correction: Tensor | None = None,
 ) -> Tensor:
-    """Return theta after the task's local steps of SGD; `extra_gradient(theta)` is added to every step's gradient.
+    """Return theta after the task's local steps of SGD; a `correction` [n] is added to every step's gradient.
 
-    `proximal(theta)` is applied after every step, for penalties whose step is taken implicitly. A client with fewer
-    batches than the others of its cohort stands still in the steps it does not have.
+    A `pull` draws theta towards another model in every step. A client with fewer batches than the others of its cohort
+    stands still in the steps it does not have.
     """
     model, decay = problem.predict, weight_decay + problem.ridge
-    if extra_gradient is None and proximal is None and isinstance(model, ModuleModel):
-        if is_plain(problem, theta):
+    if isinstance(model, ModuleModel):
+        if pull is None and correction is None and is_plain(problem, theta):
             moved = theta.clone()
             sgd_in_place(problem, model, task, moved, momentum=momentum, decay=decay)
             return moved
         if theta.is_cuda and _is_captured(problem, task):
-            return graphed_sgd(problem, model, task, theta, momentum=momentum, decay=decay)
+            return graphed_sgd(
+                problem, model, task, theta, momentum=momentum, decay=decay, pull=pull, correction=correction
+            )
         if momentum == 0.0 and is_transformed() and (found := in_formulas(problem, task)) is not None:
-            return sgd_by_layers(problem, task, theta, found, decay=decay)
+            return sgd_by_layers(problem, task, theta, found, decay=decay, pull=pull, correction=correction)
     velocity = torch.zeros_like(theta)
     for batch in task.batches:
         slope = batch_gradient(problem, theta, task, batch)
         if weight_decay:
             slope = slope + weight_decay * theta
-        if extra_gradient is not None:
-            slope = slope + extra_gradient(theta)
+        if pull is not None and not pull.implicit:
+            slope = slope + pull.strength * (theta - pull.anchor)
+        if correction is not None:
+            slope = slope + correction
         moved = momentum * velocity + slope
         stepped = theta - task.lr * moved
-        if proximal is not None:
-            stepped = proximal(stepped)
+        if pull is not None and pull.implicit:
+            stepped = drawn(stepped, pull.anchor, task.lr * pull.strength)
         if batch.shape[-1]:
             has_examples = (batch >= 0).any()
             velocity = torch.where(has_examples, moved, velocity)
@@ -82,12 +86,28 @@ def _is_captured(problem: Problem, task: Task) -> bool:
     )
 
 
-def sgd_by_layers(problem: Problem, task: Task, theta: Tensor, found: Features, *, decay: float) -> Tensor:
+def drawn(theta: Tensor, anchor: Tensor, way: Tensor) -> Tensor:
+    """Return argmin_v ||v - theta||^2 / 2 + way ||v - anchor||^2 / 2: an implicit step towards the anchor."""
+    return (theta + way * anchor) / (1.0 + way)
+
+
+def sgd_by_layers(
+    problem: Problem,
+    task: Task,
+    theta: Tensor,
+    found: Features,
+    *,
+    decay: float,
+    pull: Pull | None = None,
+    correction: Tensor | None = None,
+) -> Tensor:
     """Return theta after the task's local steps of plain SGD on dense layers, in operations that vectorise.
 
     A gradient is never put together: every layer is changed by its own. A step without examples has no length.
     """
     chain, weights, everyone = found.chain, found.chain.views(theta), task_shares(task)
+    anchors = None if pull is None else chain.views(pull.anchor)
+    corrections = None if correction is None else chain.views(correction)
     for batch in task.batches:
         features, targets, shares, lr = found.features, task.targets, everyone, task.lr
         if batch.shape[-1]:
@@ -96,8 +116,36 @@ def sgd_by_layers(problem: Problem, task: Task, theta: Tensor, found: Features, 
             lr = lr * (batch >= 0).any()
         _, steps = chain.changes(weights, features, weighted_slopes(problem, targets, lr * shares))
         kept = 1.0 - lr * decay if decay else None
-        weights = [_moved(place, step, kept) for place, step in zip(weights, steps, strict=True)]
+        moved = [_moved(place, step, kept) for place, step in zip(weights, steps, strict=True)]
+        if corrections is not None:
+            moved = _corrected(moved, corrections, lr)
+        if pull is not None and anchors is not None:
+            moved = _pulled(moved, weights, anchors, lr * pull.strength, implicit=pull.implicit)
+        weights = moved
     return chain.joined(weights)
+
+
+def _corrected(moved: Sequence[Weights], corrections: Sequence[Weights], lr: Tensor) -> list[Weights]:
+    return _each(lambda now, given: now - lr * given, moved, corrections)
+
+
+def _pulled(
+    moved: Sequence[Weights], before: Sequence[Weights], anchors: Sequence[Weights], way: Tensor, *, implicit: bool
+) -> list[Weights]:
+    if implicit:
+        return _each(lambda now, anchor: drawn(now, anchor, way), moved, anchors)
+    return _each(lambda now, was, anchor: now - way * (was - anchor), moved, before, anchors)
+
+
+def _each(change: Callable[..., Tensor], *layers: Sequence[Weights]) -> list[Weights]:
+    """Return the layers whose every parameter is a function of the parameters at that place."""
+    return [
+        Weights(
+            change(*(part.matrix for part in parts)),
+            None if parts[0].bias is None else change(*(part.bias for part in parts)),
+        )
+        for parts in zip(*layers, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -4,40 +4,97 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.func import vmap
+from torch import Tensor
+from torch.func import grad, vmap
 
-from dqnfed.core.graphed_sgd import graphed_sgd
+from dqnfed.core.graphed_sgd import Pull, graphed_sgd
 from dqnfed.core.local_work import local_sgd
-from dqnfed.core.problem import ModuleModel, Task
+from dqnfed.core.problem import ModuleModel, Problem, Task
 from dqnfed.core.tensors import map_tensors
+from tests.helpers.bowls import normal
 from tests.unit.core.test_gradients import case
 
 SETTINGS = [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)]
+FORCES = ["none", "explicit", "implicit", "correction", "both"]
+
+
+def forces(kind: str, n: int) -> tuple[Pull | None, Tensor | None]:
+    pull = None if kind in ("none", "correction") else Pull(normal(n, seed=21), 0.7, implicit=kind == "implicit")
+    return pull, normal(n, seed=22) if kind in ("correction", "both") else None
+
+
+def written_out(
+    problem: Problem, task: Task, theta: Tensor, momentum: float, decay: float, pull: Pull | None, extra: Tensor | None
+) -> Tensor:
+    """Return theta after the task's steps, each as its formula stands in the papers."""
+    velocity, lr = torch.zeros_like(theta), float(task.lr)
+    for batch in task.batches:
+        if not bool((batch >= 0).any()):
+            continue
+        slope = grad(problem.batch_loss)(theta, task, batch) + decay * theta
+        if pull is not None and not pull.implicit:
+            slope = slope + pull.strength * (theta - pull.anchor)
+        if extra is not None:
+            slope = slope + extra
+        velocity = momentum * velocity + slope
+        theta = theta - lr * velocity
+        if pull is not None and pull.implicit:
+            theta = theta + (pull.anchor - theta) * lr * pull.strength / (1.0 + lr * pull.strength)
+    return theta
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), SETTINGS)
-@pytest.mark.parametrize("model", ["dense", "convolved"])
-def test_it_is_sgd(model: str, momentum: float, weight_decay: float) -> None:
+@pytest.mark.parametrize("kind", FORCES)
+@pytest.mark.parametrize("model", ["dense", "convolved", "imaged"])
+def test_it_is_sgd(model: str, kind: str, momentum: float, weight_decay: float) -> None:
     """A short batch and a batch without examples are among the task's; it is called twice on the same tensors."""
     problem, task, theta = case(model, "cross-entropy", ridge=0.2)
     assert isinstance(problem.predict, ModuleModel)
     decay = weight_decay + problem.ridge
-    graphed_sgd(problem, problem.predict, task, 2 * theta, momentum=momentum, decay=decay)
-    found = graphed_sgd(problem, problem.predict, task, theta, momentum=momentum, decay=decay)
+    pull, extra = forces(kind, len(theta))
+    for start in (2 * theta, theta):
+        found = graphed_sgd(
+            problem, problem.predict, task, start, momentum=momentum, decay=decay, pull=pull, correction=extra
+        )
+    expected = written_out(problem, task, theta, momentum, weight_decay, pull, extra)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert len(problem.predict.steps) == 1
     one = Task(*(t[None] for t in task))
-    expected = vmap(lambda its: local_sgd(problem, its, theta, momentum=momentum, weight_decay=weight_decay))(one)
-    torch.testing.assert_close(found, expected[0], rtol=1e-12, atol=1e-14)
+    together = vmap(
+        lambda its: local_sgd(
+            problem, its, theta, momentum=momentum, weight_decay=weight_decay, pull=pull, correction=extra
+        )
+    )(one)
+    torch.testing.assert_close(together[0], expected, rtol=1e-12, atol=1e-14)
+    alone = local_sgd(problem, task, theta, momentum=momentum, weight_decay=weight_decay, pull=pull, correction=extra)
+    torch.testing.assert_close(alone, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_step_takes_the_forces_of_the_client_it_is_for() -> None:
+    """Two clients share one step; neither feels the other's anchor."""
+    problem, task, theta = case("imaged", "cross-entropy", ridge=0.0)
+    assert isinstance(problem.predict, ModuleModel)
+    for seed in (1, 2):
+        pull = Pull(normal(len(theta), seed=seed), 0.5)
+        found = graphed_sgd(problem, problem.predict, task, theta, momentum=0.0, decay=0.0, pull=pull)
+        expected = written_out(problem, task, theta, 0.0, 0.0, pull, None)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert len(problem.predict.steps) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("momentum", "weight_decay"), SETTINGS)
-def test_a_gpu_replays_the_same(momentum: float, weight_decay: float) -> None:
-    problem, task, theta = case("convolved", "cross-entropy", ridge=0.2)
-    expected = local_sgd(problem, task, theta, momentum=momentum, weight_decay=weight_decay)
+@pytest.mark.parametrize("kind", FORCES)
+def test_a_gpu_replays_the_same(kind: str, momentum: float, weight_decay: float) -> None:
+    problem, task, theta = case("imaged", "cross-entropy", ridge=0.2)
+    pull, extra = forces(kind, len(theta))
+    expected = written_out(problem, task, theta, momentum, weight_decay, pull, extra)
     there, task, theta = problem.to("cuda"), map_tensors(lambda t: t.to("cuda"), task), theta.to("cuda")
+    if pull is not None:
+        pull = pull._replace(anchor=pull.anchor.to("cuda"))
+    extra = None if extra is None else extra.to("cuda")
     for _ in range(2):
-        found = local_sgd(there, task, theta, momentum=momentum, weight_decay=weight_decay)
+        found = local_sgd(there, task, theta, momentum=momentum, weight_decay=weight_decay, pull=pull, correction=extra)
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-9, atol=1e-11)
     assert isinstance(there.predict, ModuleModel)
     assert len(there.predict.steps) == 1

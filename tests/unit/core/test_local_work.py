@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dqnfed import FedAvg
+from dqnfed.core.graphed_sgd import Pull
 from dqnfed.core.local_work import draw_batches, local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import seed_for
@@ -74,19 +75,19 @@ def test_a_client_without_batches_stands_still() -> None:
     problem, _, _ = network_bowl()
     task = task_of(labelled_clients(1, 4)[0], problem, batches=torch.full((4, 3), -1))
     theta = normal(problem.n_parameters, seed=7)
-    found = local_sgd(problem, task, theta, momentum=0.9, weight_decay=0.1, extra_gradient=torch.ones_like)
+    found = local_sgd(problem, task, theta, momentum=0.9, weight_decay=0.1, correction=torch.ones_like(theta))
     assert torch.equal(found, theta)
 
 
-def test_extra_gradient_and_proximal_step_are_applied_in_every_step() -> None:
-    """With an extra slope of theta - anchor, and with its implicit form, on a loss that is flat."""
+def test_a_pull_is_felt_in_every_step() -> None:
+    """With a slope of theta - anchor, and with its implicit form, on a loss that is flat."""
     problem = Problem.from_module(linear_model(4, 3))
     inputs, targets = labelled_clients(1, 4)[0]
     task = task_of((torch.zeros_like(inputs), targets), problem, batches=torch.zeros(3, 0, dtype=torch.long), lr=0.5)
     theta, anchor = normal(problem.n_parameters, seed=7), normal(problem.n_parameters, seed=8)
-    explicit = local_sgd(problem, task, theta, extra_gradient=lambda at: at - anchor)
+    explicit = local_sgd(problem, task, theta, pull=Pull(anchor, 1.0))
     torch.testing.assert_close(explicit, anchor + 0.5**3 * (theta - anchor), rtol=1e-13, atol=1e-14)
-    implicit = local_sgd(problem, task, theta, proximal=lambda at: (at + 0.5 * anchor) / 1.5)
+    implicit = local_sgd(problem, task, theta, pull=Pull(anchor, 1.0, implicit=True))
     torch.testing.assert_close(implicit, anchor + (theta - anchor) / 1.5**3, rtol=1e-13, atol=1e-14)
 
 
