@@ -27,6 +27,7 @@ from dqnfed.core.problem import (
 from dqnfed.core.tensors import named_parameters
 
 Slope = Callable[[Tensor], Tensor]  # outputs [N, c] -> derivative [N, c]
+EXAMPLES_AT_ONCE = 1024  # of one client's on a GPU, outside vmap
 
 
 def loss_gradient(problem: Problem, theta: Tensor, task: Task) -> Tensor:
@@ -48,6 +49,8 @@ def gradients_and_values(problem: Problem, thetas: Sequence[Tensor], task: Task)
         return [mean_gradient(problem, theta, inputs, task.targets, shares, by_formula) for theta in thetas]
     if (found := in_formulas(problem, task)) is not None:
         return [_by_formula(problem, theta, found, task.targets, shares) for theta in thetas]
+    if task.inputs.is_cuda and not is_transformed() and not thetas[0].requires_grad and is_usual(problem):
+        return [by_parts(problem, theta, task, shares) for theta in thetas]
     return [grad_and_value(problem.loss)(theta, task) for theta in thetas]
 
 
@@ -129,6 +132,11 @@ def is_plain(problem: Problem, theta: Tensor) -> bool:
     )
 
 
+def is_usual(problem: Problem) -> bool:
+    """Return whether the loss is the mean of the examples' losses on a module, and so can be taken in parts."""
+    return isinstance(problem.predict, ModuleModel) and type(problem).loss is Problem.loss
+
+
 def is_on_host(t: Tensor) -> bool:
     """Return whether this is one client alone on a CPU, where the value of a number costs nothing to ask for."""
     return t.device.type == "cpu" and not is_transformed()
@@ -166,6 +174,31 @@ def mean_gradient(
         if problem.ridge:
             moved, loss = moved.add_(theta, alpha=problem.ridge), loss + 0.5 * problem.ridge * theta.square().sum()
     return moved, loss
+
+
+def by_parts(
+    problem: Problem, theta: Tensor, task: Task, shares: Tensor, *, size: int = EXAMPLES_AT_ONCE
+) -> tuple[Tensor, Tensor]:
+    """Return what `mean_gradient` does, from a part of the examples at a time: a GPU may not hold the activations of
+    all. The last part goes back far enough to be as large as the others, and what was seen before has no share in it.
+    """
+    n, model = len(shares), problem.predict
+    assert isinstance(model, ModuleModel)
+    leaves, inputs = parameter_leaves(theta, model), cast_inputs(task.inputs, theta.dtype)
+    total, loss = [torch.zeros_like(leaf) for leaf in leaves.values()], torch.zeros_like(shares[0])
+    for start in range(0, n, size):
+        first = max(0, min(start, n - size))
+        rows = slice(first, min(start + size, n))
+        mine = (
+            shares[rows] if first == start else shares[rows] * (torch.arange(first, n, device=shares.device) >= start)
+        )
+        slopes, part = leaf_slopes(problem, model, leaves, inputs[rows], task.targets[rows], mine)
+        torch._foreach_add_(total, list(slopes))
+        loss = loss + part
+    gradient = torch.cat([slope.reshape(-1) for slope in total])
+    if problem.ridge:
+        gradient, loss = gradient.add_(theta, alpha=problem.ridge), loss + 0.5 * problem.ridge * theta.square().sum()
+    return gradient, loss
 
 
 ByHand = tuple[DenseChain, Tensor, Callable[[Tensor, Tensor], Slope]]
@@ -223,7 +256,7 @@ def leaf_slopes(
     problem: Problem, model: ModuleModel, leaves: dict[str, Tensor], inputs: Tensor, targets: Tensor, shares: Tensor
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the gradient in every leaf, and the loss."""
-    loss = problem.losses(model.outputs(leaves, inputs), targets) @ shares
+    loss = problem.losses(model.trained_outputs(leaves, inputs), targets) @ shares
     return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), loss.detach()
 
 

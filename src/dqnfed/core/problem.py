@@ -90,6 +90,7 @@ class ModuleModel:
     module: nn.Module
     layout: Layout
     autocast: torch.dtype | None = None  # the precision of products and convolutions; None: that of theta
+    compiled: Callable[[dict[str, Tensor], Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
     steps: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # captured for a GPU
 
     def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
@@ -103,6 +104,10 @@ class ModuleModel:
         dtype = next(iter(parameters.values())).dtype
         with torch.autocast(inputs.device.type, self.autocast):
             return functional_call(self.module, parameters, (inputs,)).to(dtype)  # type: ignore[no-any-return]
+
+    def trained_outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return the outputs in a step of training, whose shapes come again and again: compiled, if it is to be."""
+        return (self.compiled or self.outputs)(parameters, inputs)
 
     @cached_property
     def chain(self) -> DenseChain | None:
@@ -215,7 +220,17 @@ class Problem:
         """Return the same problem with products and convolutions in another precision; theta keeps its own."""
         if not isinstance(self.predict, ModuleModel):
             raise ValueError("only problems made from modules can be computed in another precision than theta's.")
-        return _replaced(self, predict=replace(self.predict, autocast=dtype))
+        return _replaced(self, predict=replace(self.predict, autocast=dtype, compiled=None))
+
+    def compiled(self) -> Problem:
+        """Return the same problem whose steps of training are compiled by torch when they are first taken.
+
+        Replicas share what is compiled: it reads the module while it is being compiled, and never after.
+        """
+        if not isinstance(self.predict, ModuleModel):
+            raise ValueError("only problems made from modules can be compiled.")
+        outputs = torch.compile(self.predict.outputs, fullgraph=True, dynamic=False)
+        return _replaced(self, predict=replace(self.predict, compiled=outputs))
 
     def module_at(self, theta: Tensor) -> nn.Module:
         """Return a copy of the module with theta as its parameters, in evaluation mode."""

@@ -127,6 +127,7 @@ class RunBlock(Block):
     device: str = "auto"  # auto | cpu | cuda | cuda:1
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["default", "tf32", "bf16"] = "default"  # of products and convolutions on a GPU
+    compile: bool = False  # a convolutional network's step on a GPU: half a minute at the start, then shorter rounds
     cohort: Literal["auto", "vectorised", "looped", "streams", "threads", "ray"] = "auto"
     workers: int | None = Field(default=None, ge=1)  # of a Ray cluster; default: as many as it has cores
     address: str | None = None  # of a running Ray cluster; default: one of this run's own

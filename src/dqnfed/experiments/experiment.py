@@ -67,6 +67,8 @@ def build_experiment(config: Config) -> Experiment:
     device = chosen_device(config.run.device)
     kind = problem_kind(config)
     problem = in_precision(problem.to(device), config.run.precision)
+    if config.run.compile:
+        problem = compiled(problem)
     return Experiment(config, algorithm, problem, federation.to(device), kind, own, truth)
 
 
@@ -226,6 +228,14 @@ def in_precision(problem: Problem, precision: str) -> Problem:
         return problem.autocast(torch.bfloat16)
     torch.set_float32_matmul_precision("high")  # TF32 for products; convolutions have it by torch's default
     return problem
+
+
+def compiled(problem: Problem) -> Problem:
+    """Return the problem whose steps are compiled, or say why that cannot be."""
+    device = problem.theta0.device
+    if device.type != "cuda":
+        raise ConfigError(f"run.compile is for GPUs, but the device is '{device}'; leave it out.")
+    return problem.compiled()
 
 
 def run_experiment(

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
-from dqnfed.core.gradients import batch_gradient, by_hand, in_formulas, loss_gradient, loss_gradient_and_value
+from dqnfed.core.gradients import (
+    batch_gradient,
+    by_hand,
+    by_parts,
+    in_formulas,
+    loss_gradient,
+    loss_gradient_and_value,
+)
 from dqnfed.core.local_work import draw_batches, local_sgd
 from dqnfed.core.problem import Problem, Task, cast_inputs
 from dqnfed.core.seeds import seed_for
@@ -227,3 +234,18 @@ def test_a_replica_has_its_own_module_and_the_same_answers() -> None:
     other = problem.replica()
     assert other.module is not problem.module
     assert torch.equal(loss_gradient(other, theta, task), loss_gradient(problem, theta, task))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 100])
+def test_a_gradient_by_parts_is_the_gradient(size: int) -> None:
+    """Parts that do not divide the examples, one of each alone, and one of all; examples without a share among them."""
+    problem, task, theta = case("imaged", "cross-entropy", ridge=0.2)
+    shares = normal(len(task.mask), seed=31).abs() * (torch.arange(len(task.mask)) != 2)
+    found, loss = by_parts(problem, theta, task, shares, size=size)
+
+    def weighted(at: Tensor) -> Tensor:
+        losses = problem.losses(problem.predict(at, task.inputs), task.targets)
+        return (losses * shares).sum() + 0.5 * problem.ridge * at.square().sum()
+
+    torch.testing.assert_close(found, grad(weighted)(theta), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(loss, weighted(theta), rtol=1e-12, atol=1e-14)

@@ -98,3 +98,18 @@ def test_a_gpu_replays_the_same(kind: str, momentum: float, weight_decay: float)
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-9, atol=1e-11)
     assert isinstance(there.predict, ModuleModel)
     assert len(there.predict.steps) == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_the_step() -> None:
+    """Also in another replica, which shares what was compiled."""
+    problem, task, theta = case("imaged", "cross-entropy", ridge=0.2)
+    pull, extra = forces("both", len(theta))
+    expected = written_out(problem, task, theta, 0.9, 0.1, pull, extra)
+    compiled = problem.compiled()
+    for copy in (compiled, compiled.replica()):
+        assert isinstance(copy.predict, ModuleModel)
+        found = graphed_sgd(
+            copy, copy.predict, task, theta, momentum=0.9, decay=0.1 + problem.ridge, pull=pull, correction=extra
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
