@@ -10,13 +10,14 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dqnfed.algorithms.common_descent_length import PROBING, DescentLength, step_norms, with_search
 from dqnfed.algorithms.common_descent_messages import (
     DescentMemory,
     DescentServer,
@@ -32,30 +33,27 @@ from dqnfed.algorithms.common_descent_messages import (
     Trial,
     TrialUpdate,
 )
-from dqnfed.algorithms.common_descent_settings import DescentSettings
 from dqnfed.algorithms.testimony import (
     BELIEVED,
-    Testimony,
     acquitted,
-    acted_on,
     asserted,
     first_testimony,
     heard,
     left_out,
-    measured,
-    n_disbelieved,
     n_left_out,
     unclipped,
     without,
 )
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
+from dqnfed.core.digest import Digest, field_gramian
 from dqnfed.core.gradients import gradients_and_values, loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import gather, numbers_on_host
-from dqnfed.maths import step_length
 from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
+from dqnfed.maths.gramian import combination_norm
 from dqnfed.maths.quasi_newton import (
+    MemoryProducts,
     Pairs,
     compact_inverse,
     empty_pairs,
@@ -69,20 +67,10 @@ from dqnfed.maths.quasi_newton import (
 )
 
 FloatArray = NDArray[np.float64]
-MAX_HALVINGS = 40
-FEW_HALVINGS = 10  # a step so short is nearly straight: who has not won by then has misled the server
-PROBING = -1
-
-
-class Norms(NamedTuple):
-    """How long a step is, and the model that it changes."""
-
-    step: float
-    theta: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonDescent(DescentSettings):
+class CommonDescent(DescentLength):
     r"""A method whose server takes the shortest step u with g_k'u >= d_k (or = d_k), rates d_k from the clients.
 
     Subclasses say what a client's rate is (`rate`) and what it learns from a secant pair (`learnt_rate`).
@@ -95,6 +83,7 @@ class CommonDescent(DescentSettings):
     starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
     scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "gradient_change")
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
+    gramian_of: ClassVar[str] = "gradient"
 
     @abstractmethod
     def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
@@ -202,7 +191,7 @@ class CommonDescent(DescentSettings):
         return DescentUpdate(gradient, rate, curvature, loss, change), kept._replace(n_visits=memory.n_visits + 1)
 
     def server_step(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
-        updates = numbers_on_host(updates)
+        updates = numbers_on_host(updates, cohort.digest.numbers if cohort.digest is not None else None)
         if isinstance(updates, TrialUpdate):
             step = self._tried(server, updates, cohort)
         elif isinstance(updates, ProbeUpdate):
@@ -218,7 +207,7 @@ class CommonDescent(DescentSettings):
         server, updates, cohort = self._believed(server, updates, cohort)
         metric = self._learnt_metric(server, updates, cohort)
         G = updates.gradient
-        GG, GP, PP = memory_products(G, metric)
+        GG, GP, PP = _products(G, metric, cohort.digest)
         inverse = compact_inverse(PP, int(metric.n_pairs) if len(metric.s) else 0)
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
@@ -226,7 +215,8 @@ class CommonDescent(DescentSettings):
         weights, kept = self._weights(M, rates, may_drop - n_left_out(server.testimony))
         u = metric_combination(weights, G, GP, metric, inverse)
         slopes = M @ weights
-        norms = _norms(server.theta, u)
+        norm = combination_norm(weights, slopes, squares) if M is GG else nan
+        norms = step_norms(server.theta, u, cohort.digest, norm)
         if not isfinite(norms.step):
             return self._stationary(server, cohort, {"infeasible": 1.0})
         server = server._replace(metric=metric)
@@ -244,7 +234,7 @@ class CommonDescent(DescentSettings):
         sought = self._sought(server, updates, cohort, u, slopes, counted, kept)
         if int(server.n_steps) == 0 and self.seeks_length and norms.step > 0:
             length = float(probe_length(server.theta, u))
-            return ServerStep(_with_search(server, sought, length, PROBING), Status.AGAIN, diagnostics)
+            return ServerStep(with_search(server, sought, length, PROBING), Status.AGAIN, diagnostics)
         if self.seeks_length:
             curvature = updates.curvature.double().cpu().numpy()
             return self._lengthened(server, sought, curvature[counted], slopes[counted], norms, cohort, diagnostics)
@@ -270,16 +260,9 @@ class CommonDescent(DescentSettings):
         if len(kept) == len(cohort.clients):
             return server, updates, cohort
         n_clients = cohort.n_clients - (len(cohort.clients) - len(kept))
-        believed = Cohort(cohort.clients[kept], cohort.n_examples[kept], n_clients, cohort.round)
+        digest = None if cohort.digest is None else cohort.digest.chosen(kept.numpy())
+        believed = Cohort(cohort.clients[kept], cohort.n_examples[kept], n_clients, cohort.round, digest=digest)
         return server, gather(updates, kept), believed
-
-    def _may_drop(self, cohort: Cohort) -> int:
-        return int(self.drop_share * len(cohort.clients) + 1e-9)
-
-    def _measured(self, server: DescentServer, cohort: Cohort, losses: Tensor) -> Testimony:
-        """Return the verdicts after clients measured their losses where the search has got to."""
-        length, may_drop = float(server.search.length), self._may_drop(cohort)
-        return measured(server.testimony, cohort.clients, losses, length=length, may_drop=may_drop)
 
     def _learnt_metric(self, server: DescentServer, updates: Any, cohort: Cohort) -> Pairs:
         """Return the metric's pairs with this round's, where one is to be had."""
@@ -325,156 +308,9 @@ class CommonDescent(DescentSettings):
         weights[kept] = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge).weights
         return weights, kept
 
-    def _free_length(self, updates: Any, cohort: Cohort, norm: float) -> float:
-        """Return alpha under the rules that do not ask for curvature."""
-        if self.step == "paper":
-            return step_length.paper_length()
-        if self.step == "fixed":
-            return step_length.fixed_length(self.step_size, norm**2)
-        if self.step == "diminishing":
-            return step_length.diminishing_length(self.step_size, norm**2, cohort.round)
-        mean_norm = float(torch.linalg.vector_norm(mean_step(updates.gradient), dtype=torch.float64))
-        return step_length.match_length(norm, mean_norm, ratio=self.step_size)
 
-    def _lengthened(
-        self,
-        server: DescentServer,
-        sought: Search,
-        curvature: FloatArray,
-        slopes: FloatArray,
-        norms: Norms,
-        cohort: Cohort,
-        diagnostics: dict[str, float],
-    ) -> ServerStep[DescentServer]:
-        """Return the step whose length the clients' curvatures and the last step allow, or the search for it."""
-        norm, previous = norms.step, float(server.step_norm) if int(server.n_steps) else None
-        limit = step_length.growth_limit(norm, previous, growth=self.growth)
-        trusted = step_length.floored_curvature(curvature)
-        if np.isnan(trusted).all():
-            limit = min(limit, step_length.growth_limit(norm, previous, growth=1.0))  # nothing known: as long as before
-        alpha = step_length.curvature_length(slopes, trusted, norm**2)
-        if self.step == "curvature":
-            return self._stepped(server, sought, max(0.0, min(alpha, limit)), norms, cohort, diagnostics)
-        start = max(0.0, min(step_length.line_search_start(alpha), limit))
-        if start == 0.0:
-            return self._stationary(server, cohort, diagnostics)
-        return ServerStep(_with_search(server, sought, start, 1), Status.AGAIN, diagnostics)
-
-    def _stepped(
-        self,
-        server: DescentServer,
-        sought: Search,
-        alpha: float,
-        norms: Norms,
-        cohort: Cohort,
-        diagnostics: dict[str, float],
-    ) -> ServerStep[DescentServer]:
-        """Return the step of the given length, unless it is lost in the model's own size."""
-        diagnostics = {**diagnostics, "alpha": alpha, "step_norm": alpha * norms.step}
-        if step_length.is_stationary(alpha, norms.step, norms.theta):
-            return self._stationary(server, cohort, diagnostics)
-        return ServerStep(self._moved(server, sought, alpha, alpha * norms.step), Status.NEXT, diagnostics)
-
-    def _moved(self, server: DescentServer, sought: Search, alpha: float, norm: float) -> DescentServer:
-        return server._replace(
-            theta=server.theta - alpha * sought.direction,
-            theta_before=server.theta,
-            step_norm=torch.tensor(norm, dtype=torch.float64),
-            n_steps=server.n_steps + 1,
-            gradient_before=sought.gradient if len(server.gradient_before) else server.gradient_before,
-            answered_before=sought.members,
-            search=_idle(server.search),
-            testimony=acted_on(server.testimony, alpha),
-        )
-
-    def _stationary(
-        self, server: DescentServer, cohort: Cohort, diagnostics: dict[str, float]
-    ) -> ServerStep[DescentServer]:
-        """No common descent is left for this cohort: the end if it is everybody, else a round without a step."""
-        server = server._replace(search=_idle(server.search), testimony=acted_on(server.testimony, nan))
-        if len(cohort.clients) == cohort.n_clients:
-            reason = "Pareto-stationary: no step lowers every client's loss"
-            return ServerStep(server, Status.STOP, diagnostics, reason)
-        return ServerStep(server, Status.HOLD, diagnostics)
-
-    def _sought(
-        self,
-        server: DescentServer,
-        updates: Any,
-        cohort: Cohort,
-        u: Tensor,
-        slopes: FloatArray,
-        counted: NDArray[np.bool_],
-        kept: NDArray[np.bool_],
-    ) -> Search:
-        """Return the step u with what the search for its length needs; clients that do not count have no slope."""
-        losses, per_client = server.search.losses, server.search.slopes
-        if self.step == "line-search" or (self.seeks_length and int(server.n_steps) == 0):  # a phase of its own
-            losses, per_client = torch.full_like(losses, torch.nan), torch.full_like(losses, torch.nan)
-            losses[cohort.clients] = updates.loss.double().cpu()
-            per_client[cohort.clients] = torch.from_numpy(np.where(counted, slopes, np.nan))
-        gradient, members = server.search.gradient, server.search.members
-        if len(server.gradient_before):
-            gradient, members = mean_step(updates.gradient, torch.from_numpy(kept)), torch.zeros_like(members)
-            members[cohort.clients] = torch.from_numpy(kept)
-        return server.search._replace(direction=u, gradient=gradient, members=members, losses=losses, slopes=per_client)
-
-    def _probed(self, server: DescentServer, updates: ProbeUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
-        """Make the first step as long as the curvatures along it allow."""
-        search = server.search
-        slopes = search.slopes[cohort.clients].numpy()
-        counted = ~np.isnan(slopes)
-        curvature = updates.probed_curvature.double().cpu().numpy()
-        norms = _norms(server.theta, search.direction)
-        probed = norms.step * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
-        if self.drop_share > 0.0:
-            record = self._measured(server, cohort, updates.probed_loss)
-            if n_disbelieved(record) > n_disbelieved(server.testimony):  # they had a part in the direction
-                begun_anew = server._replace(search=_idle(search), testimony=acted_on(record, nan))
-                return ServerStep(begun_anew, Status.AGAIN)
-        slopes = np.where(probed > 0.0, probed, slopes)  # who contradicts its own gradient shall not stop the others
-        return self._lengthened(server, search, curvature[counted], slopes[counted], norms, cohort, {})
-
-    def _tried(self, server: DescentServer, updates: TrialUpdate, cohort: Cohort) -> ServerStep[DescentServer]:
-        """Accept the candidate if everybody's loss fell enough, else halve the step."""
-        search, alpha = server.search, float(server.search.length)
-        slopes = search.slopes[cohort.clients].nan_to_num().numpy()
-        losses = search.losses[cohort.clients].numpy()
-        diagnostics = {"alpha": alpha, "trials": float(search.trials)}
-        trial = updates.trial_loss.double().cpu().numpy()
-        rounding = torch.finfo(updates.trial_loss.dtype).eps
-        asked = np.ones(len(trial), dtype=np.bool_)
-        if self.drop_share > 0.0:
-            asked = (server.testimony.verdicts[cohort.clients] == BELIEVED).numpy()
-        if step_length.armijo_holds(losses[asked], trial[asked], slopes[asked], alpha, rounding=rounding):
-            norms = _norms(server.theta, search.direction)
-            return self._stepped(server, search, alpha, norms, cohort, diagnostics)
-        if int(search.trials) > MAX_HALVINGS:
-            return self._stationary(server, cohort, diagnostics)
-        if self.drop_share > 0.0 and int(search.trials) == FEW_HALVINGS:
-            record = self._measured(server, cohort, updates.trial_loss)
-            if n_disbelieved(record) > n_disbelieved(server.testimony):  # the next round does without them
-                held = server._replace(search=_idle(search), testimony=acted_on(record, nan))
-                return ServerStep(held, Status.HOLD, diagnostics)
-        return ServerStep(_with_search(server, search, alpha / 2, int(search.trials) + 1), Status.AGAIN, diagnostics)
-
-
-def _norms(theta: Tensor, step: Tensor) -> Norms:
-    """Return both norms after one transfer from a GPU."""
-    found = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in (step, theta)]
-    return Norms(*torch.stack(found).tolist())
-
-
-def _with_search(server: DescentServer, search: Search, length: float, trials: int) -> DescentServer:
-    sought = search._replace(
-        length=torch.tensor(length, dtype=torch.float64), trials=torch.tensor(trials, dtype=torch.int64)
-    )
-    return server._replace(search=sought)
-
-
-def _idle(search: Search) -> Search:
-    """Return no search: what clients said in the last one is forgotten."""
-    if int(search.trials) == 0:
-        return search
-    nothing = torch.zeros_like(search.losses)
-    return search._replace(losses=nothing, slopes=nothing.clone(), trials=torch.zeros((), dtype=torch.int64))
+def _products(G: Tensor, metric: Pairs, digest: Digest | None) -> MemoryProducts:
+    """Return the products of the gradients with each other and with the metric's pairs, where it has room for any."""
+    if len(metric.s):
+        return memory_products(G, metric)
+    return MemoryProducts(field_gramian(G, digest, "gradient"), np.zeros((len(G), 0)), np.zeros((0, 0)))

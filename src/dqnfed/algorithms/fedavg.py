@@ -75,4 +75,5 @@ class FedAvg(Algorithm[FedAvgServer, Empty, FedAvgUpdate]):
 
     def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
         step = mean_step(updates.delta, client_weights(self.weighting, cohort))
-        return ServerStep(FedAvgServer(server.theta - self.server_lr * step))
+        bound = None if cohort.digest is None else cohort.digest.moved_norm("delta", self.server_lr)
+        return ServerStep(FedAvgServer(server.theta - self.server_lr * step), norm_bound=bound)

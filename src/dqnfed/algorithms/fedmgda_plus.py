@@ -11,10 +11,11 @@ from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
 from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.core.digest import field_gramian
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.directions import mean_step
-from dqnfed.maths.gramian import combine, gramian
+from dqnfed.maths.gramian import combine
 from dqnfed.maths.solvers import min_norm_box_weights, unit_gramian
 
 
@@ -57,6 +58,7 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
     Server: ClassVar[type] = FedMGDAPlusServer
     Update: ClassVar[tuple[type, ...]] = (FedMGDAPlusUpdate,)
     scales: ClassVar[tuple[str, ...]] = ("delta",)
+    gramian_of: ClassVar[str] = "delta"
 
     eps: float = 0.1  # largest distance of a weight from its prior, in [0, 1]
     weighting: str = "examples"  # the prior: examples | uniform
@@ -83,7 +85,7 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
     def server_step(
         self, server: FedMGDAPlusServer, updates: FedMGDAPlusUpdate, cohort: Cohort
     ) -> ServerStep[FedMGDAPlusServer]:
-        unit = unit_gramian(gramian(updates.delta).numpy())
+        unit = unit_gramian(field_gramian(updates.delta, cohort.digest, "delta"))
         prior = client_weights(self.weighting, cohort).numpy() * unit.live
         if not prior.any():
             return ServerStep(server, Status.HOLD)

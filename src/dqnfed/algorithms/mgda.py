@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_range
+from dqnfed.core.digest import field_gramian
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.gramian import combine, gramian
+from dqnfed.maths.gramian import combine
 from dqnfed.maths.solvers import min_norm_weights
 
 
@@ -52,6 +53,7 @@ class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
     Server: ClassVar[type] = MGDAServer
     Update: ClassVar[tuple[type, ...]] = (MGDAUpdate,)
     scales: ClassVar[tuple[str, ...]] = ("delta",)
+    gramian_of: ClassVar[str] = "delta"
 
     server_lr: float = 1.0  # > 0
 
@@ -67,7 +69,7 @@ class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
         return MGDAUpdate(sent.theta - local), memory
 
     def server_step(self, server: MGDAServer, updates: MGDAUpdate, cohort: Cohort) -> ServerStep[MGDAServer]:
-        M = gramian(updates.delta).numpy()
+        M = field_gramian(updates.delta, cohort.digest, "delta")
         weights = torch.from_numpy(min_norm_weights(M))
         step = combine(weights, updates.delta)
         diagnostics = {"n_active": float((weights > 0).sum()), "norm": float(step.norm())}

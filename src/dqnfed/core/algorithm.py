@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
+from dqnfed.core.digest import Digest
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import n_rows, tensors
 
@@ -35,6 +36,7 @@ class Cohort(NamedTuple):
     n_clients: int  # of the whole federation
     round: int
     factors: Tensor | None = None  # [K] by which answers that were too long have been shortened; None: nobody's
+    digest: Digest | None = None  # what is known of the answers on the host already; None: nothing
 
 
 class ServerStep(NamedTuple, Generic[S]):
@@ -45,6 +47,7 @@ class ServerStep(NamedTuple, Generic[S]):
     diagnostics: dict[str, float] = {}  # noqa: RUF012  a NamedTuple default, never mutated
     reason: str = ""
     left_out: tuple[tuple[int, str], ...] = ()  # clients whose answers this round's step does without, and why
+    norm_bound: float | None = None  # the new theta is finite, and no longer than this; None: not known
 
 
 class Theta(NamedTuple):
@@ -73,6 +76,7 @@ class Algorithm(ABC, Generic[S, M, U]):
     Update: ClassVar[tuple[type[Any], ...]]  # the kinds of answer up
     scales: ClassVar[tuple[str, ...]] = ()  # fields of the update that grow with its size; the first is measured
     optional: ClassVar[tuple[str, ...]] = ()  # fields of the update in which NaN means "not known"
+    gramian_of: ClassVar[str] = ""  # the field of the update whose Gramian the server begins with; empty: none
     starts: ClassVar[tuple[str, ...]] = ("theta",)  # fields of the server that hold the start model before round 0
     vectorises: ClassVar[bool] = True  # False: looped cohorts only
     suits: ClassVar[frozenset[str]] = frozenset({"network", "convex"})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
+from dqnfed.core.digest import Digest
 from dqnfed.core.tensors import gather, n_rows, named_tensors
 
 FloatArray = NDArray[np.float64]
@@ -70,7 +71,12 @@ class Screened(NamedTuple):
 
 
 def screen(
-    updates: tuple[Any, ...], policy: Policy, scales: tuple[str, ...], optional: tuple[str, ...] = ()
+    updates: tuple[Any, ...],
+    policy: Policy,
+    scales: tuple[str, ...],
+    optional: tuple[str, ...] = (),
+    *,
+    digest: Digest | None = None,  # of these answers, where there is one: then nothing is measured again
 ) -> Screened:
     """Return which stacked answers are usable: finite, not of zero norm; and how far the longest are to be clipped."""
     n = n_rows(updates)
@@ -79,7 +85,7 @@ def screen(
         for name, t in named_tensors(updates).items()
         if name not in optional and t.is_floating_point() and t.numel()
     }
-    norms = _norms(required)
+    norms = _norms(required) if digest is None else digest.norms
     usable = np.ones(n, dtype=np.bool_)
     for name, rows in required.items():
         for k in (~np.isfinite(norms[name])).nonzero()[0]:
@@ -115,6 +121,14 @@ def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
     changed = {name: scaled(getattr(updates, name)) for name in scales if name in _fields(updates)}
     replaced: U = updates._replace(**changed)  # type: ignore[attr-defined]
     return replaced
+
+
+def screened_digest(digest: Digest, found: Screened, scales: tuple[str, ...], n_answers: int) -> Digest:
+    """Return the digest of the answers that `screened_updates` gives."""
+    if len(found.kept) < n_answers:
+        digest = digest.chosen(found.kept.numpy())
+    factors = found.factors.numpy()
+    return digest if (factors == 1).all() else digest.scaled(factors, scales)
 
 
 def _norms(fields: dict[str, Tensor]) -> dict[str, FloatArray]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from math import nan, sqrt
 
 import numpy as np
 import torch
@@ -47,6 +48,12 @@ def joint_gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, 
     return torch.from_numpy((products + products.T) / 2)
 
 
+def resident_gramian(G: Tensor) -> Tensor:
+    """Return G G' as `gramian` does, but where G is: nothing waits for a GPU, so that a CUDA graph may hold it."""
+    products = _resident_products(G.detach(), [], DEVICE_BLOCK)
+    return (products + products.T) / 2
+
+
 def _host_products(G: Tensor, others: list[Tensor], block: int) -> FloatArray:
     # BLAS does not share out a product with so few rows; strips of columns, one a thread, do
     blocks, workers = -(-G.shape[1] // block), torch.get_num_threads()
@@ -76,6 +83,10 @@ def _strip_products(G: Tensor, others: list[Tensor], block: int, first: int, las
 
 
 def _device_products(G: Tensor, others: list[Tensor], block: int) -> FloatArray:
+    return _resident_products(G, others, block).cpu().numpy()
+
+
+def _resident_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
     dtype = torch.promote_types(G.dtype, torch.float32)
     size = len(G) + sum(map(len, others))
     products = torch.zeros(size, size, dtype=torch.float64, device=G.device)
@@ -89,7 +100,7 @@ def _device_products(G: Tensor, others: list[Tensor], block: int) -> FloatArray:
                 products += (blocks @ blocks.mT).sum(0, dtype=torch.float64)
             if rest:
                 products += joined[:, -rest:] @ joined[:, -rest:].T
-    return products.cpu().numpy()
+    return products
 
 
 @contextmanager
@@ -110,6 +121,21 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
             f"one weight per row is needed, but weights have shape {tuple(weights.shape)} and G {tuple(G.shape)}."
         )
     return weights.to(dtype=G.dtype, device=G.device, non_blocking=G.is_cuda) @ G  # a GPU need not be waited for
+
+
+def combination_norm(weights: FloatArray, slopes: FloatArray, squares: FloatArray) -> float:
+    """Return the length of weights @ G from slopes = G G' weights and the rows' squares; NaN where they cannot tell.
+
+    The square is weights' slopes. Products of single precision make it wrong by about 1e-7 of the square that the rows
+    would have if all pointed one way; where it is a ten-thousandth of that or more, its root is good to three digits,
+    as good as the slopes that it is compared with. Rows that cancel further have to be added up and measured, and so
+    have those with a weight that single precision may not hold.
+    """
+    square = float(weights @ slopes)
+    aligned = float(np.abs(weights) @ np.sqrt(squares))
+    if not square >= 1e-4 * aligned * aligned or np.abs(weights).max(initial=0.0) > 1e18:
+        return nan
+    return sqrt(square)
 
 
 def squared_norms(G: Tensor, *, block: int = 8 * BLOCK) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import Algorithm
+from dqnfed.core.digest import Digest
 from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import row
 from dqnfed.sim.evaluate import forward_of, judge, judge_personal
@@ -28,6 +29,7 @@ class Answers(NamedTuple):
     updates: Any  # stacked; None if nobody did
     memory: Any  # stacked or one by one in a list: what the store keeps for those whose answers are used
     missing: list[tuple[int, str]]  # clients without an answer, and why
+    digest: Digest | None = None  # of the updates, where the runner made one
 
 
 class Judgement(NamedTuple):
@@ -69,10 +71,14 @@ class LocalClients:
             return Answers(clients, *runner.apart(setup.algorithm, setup.problem, each, sent, memories), [])
         tasks = setup.feed.tasks(clients, state.round)
         memory = state.memory.get(clients, tasks)
-        answers = Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
+        given = (setup.algorithm, setup.problem, tasks, sent, memory)
+        if (digesting := setup.digesting_runner) is not None:
+            updates, kept, arrived = digesting.digested(*given)
+        else:
+            (updates, kept), arrived = setup.cohort(*given), None
         if phase == 0 and tasks.mask.is_cuda:
-            _look_ahead(setup, state.round + 1)
-        return answers
+            _look_ahead(setup, state.round + 1)  # before the GPU is waited for
+        return Answers(clients, updates, kept, [], arrived() if arrived is not None else None)
 
     def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
         train, theta = setup.federation.train, state.server.theta

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.digest import Digest
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import concatenated, gather, n_rows, row, stack
 
@@ -30,6 +31,21 @@ class ApartRunner(Protocol):
         self, algorithm: AnyAlgorithm, problem: Problem, tasks: Sequence[Task], sent: Any, memories: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
         """Return the stacked updates, and the clients' new memories."""
+
+
+class Digested(NamedTuple):
+    """A cohort's answers, and a function that waits for their digest."""
+
+    updates: Any  # stacked
+    memory: Any  # stacked
+    arrived: Callable[[], Digest] | None  # None: the server has to look at the answers themselves
+
+
+@runtime_checkable
+class DigestingRunner(Protocol):
+    """Makes a digest of the answers where they are, and sends it to the host while others go on."""
+
+    def digested(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Digested: ...
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult, model_metadata
 from dqnfed.core.run_folder import ClientRow, RunFolder, claimed
-from dqnfed.core.screening import Policy, Screened, check_replies, guarded, screen, screened_updates
+from dqnfed.core.screening import Policy, Screened, check_replies, guarded, screen, screened_digest, screened_updates
 from dqnfed.core.tensors import all_finite, gather, named_parameters
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
 from dqnfed.sim.clients import Answers
@@ -217,7 +218,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     went_back = len(found.kept) < needed
     state.memory.settle(keep=not went_back)  # a server that goes back to its start takes its clients along
 
-    if not all_finite(state.server.theta):
+    if not ended_finite(step):
         step = ServerStep(state.server, Status.STOP, {}, f"the model is not finite after round {state.round}")
     state.stopped = step.reason or "the method ended the run" if step.status is Status.STOP else ""
     record["status"] = step.status.value
@@ -235,6 +236,14 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     _account(state, record)
     state.round += 1
     return record, rows
+
+
+def ended_finite(step: ServerStep[Any]) -> bool:
+    """Return whether the new model is finite; a GPU is asked only where the method cannot say so itself."""
+    theta = step.server.theta
+    if step.norm_bound is not None and step.norm_bound < math.sqrt(torch.finfo(theta.dtype).max):
+        return True
+    return all_finite(theta)
 
 
 def note_missing(setup: Setup, state: State, answers: Answers, notes: Record) -> None:
@@ -259,7 +268,8 @@ def note_left_out(state: State, step: ServerStep[Any], notes: Record) -> None:
 def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Screened:
     """Return which answers are usable, after writing down who is dropped or clipped, and why."""
     asked = answers.clients
-    found = screen(answers.updates, setup.policy, setup.algorithm.scales, setup.algorithm.optional)
+    algorithm = setup.algorithm
+    found = screen(answers.updates, setup.policy, algorithm.scales, algorithm.optional, digest=answers.digest)
     for k, why in found.dropped:
         client = int(asked[k])
         if setup.policy.on_nonfinite == "fail" and why == "update is not finite":
@@ -288,7 +298,10 @@ def answered_step(setup: Setup, state: State, answers: Answers, found: Screened)
         kept = kept[found.kept]
         memory = [memory[k] for k in found.kept.tolist()] if isinstance(memory, list) else gather(memory, found.kept)
     state.memory.lend(kept, memory)
-    cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
+    digest = answers.digest
+    if digest is not None:
+        digest = screened_digest(digest, found, algorithm.scales, len(answers.clients))
+    cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors, digest)
     return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_digest
 from dqnfed.core.graphed_sgd import capturing
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import map_tensors, tensors
-from dqnfed.sim.cohort import Answers, Vectorised
+from dqnfed.core.tensors import map_tensors, n_rows, sent_to_host, tensors
+from dqnfed.sim.cohort import Answers, Digested, Vectorised
 
 logger = logging.getLogger("dqnfed")
 MAX_GRAPHS = 6  # of one function; shapes that keep changing are cheaper without graphs
@@ -70,42 +71,51 @@ class GraphedFunction:
         return graph, places, answers
 
 
+class GraphedStep:
+    """A cohort's client step and the digest of its answers, captured together."""
+
+    def __init__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> None:
+        self._algorithm, self._problem = algorithm, problem
+        self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent, memory)]  # their kinds
+        self._answered: list[Any] = []  # the kinds of update and memory, known after the first call
+        self._plan = DigestPlan((), (), ())
+        self._function = GraphedFunction(self._step)
+
+    def __call__(self, tasks: Task, sent: Any, memory: Any) -> Digested:
+        *found, packed = self._function(*tensors(tasks), *tensors(sent), *tensors(memory))
+        values = iter(found)
+        updates, kept = (map_tensors(lambda _: next(values), kind) for kind in self._answered)
+        plan, n_answers, arrived = self._plan, n_rows(updates), sent_to_host(packed)
+        return Digested(updates, kept, lambda: unpacked_digest(plan, arrived().numpy(), n_answers))
+
+    def _step(self, *given: Tensor) -> Sequence[Tensor]:
+        values = iter(given)
+        tasks, sent, memory = (map_tensors(lambda _: next(values), kind) for kind in self._asked)
+        algorithm, problem = self._algorithm, self._problem
+        updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, sent, own))(tasks, memory)
+        self._answered = [updates, kept]
+        self._plan = digest_plan(updates, algorithm.optional, algorithm.gramian_of)
+        packed = packed_digest(self._plan, updates, getattr(sent, "theta", None))
+        return [*tensors(updates), *tensors(kept), packed]
+
+
 class Graphed:
     """All clients at once under vmap, captured in a CUDA graph for each kind of message; without a GPU, plain vmap."""
 
     def __init__(self) -> None:
-        self._steps: dict[Key, tuple[GraphedFunction, list[Any]]] = {}
+        self._steps: dict[Key, GraphedStep] = {}
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
-        if not (tasks.mask.is_cuda and algorithm.vectorises_for(sent) and algorithm.captures):
-            return Vectorised()(algorithm, problem, tasks, sent, memory)
-        key = (algorithm, id(problem), type(sent))
-        if key not in self._steps:
-            self._steps[key] = graphed_step(algorithm, problem, tasks, sent, memory)
-        step, kinds = self._steps[key]
-        answers = iter(step(*tensors(tasks), *tensors(sent), *tensors(memory)))
-        updates, kept = (map_tensors(lambda _: next(answers), kind) for kind in kinds)
+        updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory)
         return updates, kept
 
-
-def graphed_step(
-    algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any
-) -> tuple[GraphedFunction, list[Any]]:
-    """Return the cohort's step as a function of plain tensors, and a place that will hold records of its answers."""
-    kinds: list[Any] = []
-
-    def step(*given: Tensor) -> Sequence[Tensor]:
-        values = iter(given)
-        its_tasks, its_sent, its_memory = (
-            map_tensors(lambda _: next(values), record) for record in (tasks, sent, memory)
-        )
-        updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, its_sent, own))(
-            its_tasks, its_memory
-        )
-        kinds[:] = [updates, kept]
-        return [*tensors(updates), *tensors(kept)]
-
-    return GraphedFunction(step), kinds
+    def digested(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Digested:
+        if not (tasks.mask.is_cuda and algorithm.vectorises_for(sent) and algorithm.captures):
+            return Digested(*Vectorised()(algorithm, problem, tasks, sent, memory), None)
+        key = (algorithm, id(problem), type(sent))
+        if key not in self._steps:
+            self._steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory)
+        return self._steps[key](tasks, sent, memory)
 
 
 def graphed() -> Graphed:

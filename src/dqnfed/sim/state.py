@@ -13,7 +13,7 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.screening import Policy
 from dqnfed.sim.clients import Clients, LocalClients
-from dqnfed.sim.cohort import ApartRunner, CohortRunner
+from dqnfed.sim.cohort import ApartRunner, CohortRunner, DigestingRunner
 from dqnfed.sim.feed import Feed
 from dqnfed.sim.memory import MemoryStore
 
@@ -60,6 +60,11 @@ class Setup:
     def apart_runner(self) -> ApartRunner | None:
         """The cohort's runner where it runs clients apart from each other; to look at a protocol takes its time."""
         return self.cohort if isinstance(self.cohort, ApartRunner) else None
+
+    @cached_property
+    def digesting_runner(self) -> DigestingRunner | None:
+        """The cohort's runner where it makes digests of the answers."""
+        return self.cohort if isinstance(self.cohort, DigestingRunner) else None
 
     @cached_property
     def model_names(self) -> list[str]:

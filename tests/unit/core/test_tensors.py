@@ -20,6 +20,7 @@ from dqnfed.core.tensors import (
     named_tensors,
     numbers_on_host,
     row,
+    sent_to_host,
     stack,
     tensors,
 )
@@ -95,3 +96,17 @@ def test_a_tensor_is_finite_when_all_its_numbers_are(width: int) -> None:
 def test_numbers_that_are_on_the_host_stay_as_they_are() -> None:
     record = Inner(torch.arange(3.0), torch.ones(3, 2))
     assert numbers_on_host(record) is record
+
+
+def test_what_is_sent_to_the_host_arrives() -> None:
+    assert sent_to_host(torch.arange(3))().tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_is_sent_to_the_host_is_not_written_over_by_the_next() -> None:
+    sent = torch.zeros(5, device="cuda")
+    arrivals = []
+    for k in range(20):
+        sent.fill_(k)
+        arrivals.append(sent_to_host(sent))
+    assert [arrived().tolist() for arrived in arrivals] == [[float(k)] * 5 for k in range(20)]

@@ -1,9 +1,11 @@
 """Products of the client matrix: right, in float64, in one pass and without a copy."""
 
+import math
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dqnfed.maths.directions import at_least_step, rate_matching_step
-from dqnfed.maths.gramian import BLOCK, _device_products, _host_products, combine, gramian, squared_norms
+from dqnfed.maths.gramian import (
+    BLOCK,
+    _device_products,
+    _host_products,
+    combination_norm,
+    combine,
+    gramian,
+    resident_gramian,
+    squared_norms,
+)
 from tests.helpers.rows import agreeing_rows, gaussian_rows, positive_rates
 
 
@@ -71,6 +82,36 @@ def test_host_and_device_paths_agree() -> None:
     G, others = gaussian_rows(5, 1000), [gaussian_rows(3, 1000, seed=1), gaussian_rows(1, 1000, seed=2)]
     for host, device in zip(_host_products(G, others, 300), _device_products(G, others, 300), strict=True):
         torch.testing.assert_close(host, device, rtol=1e-13, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 4096, 3 * 4096 + 17])
+def test_the_gramian_that_stays_where_the_rows_are_is_the_same(n: int) -> None:
+    G = gaussian_rows(5, n, torch.float32)
+    found = resident_gramian(G)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, found.T)
+    lengths = squared_norms(G).sqrt()
+    assert ((found - gramian(G)).abs() <= 1e-6 * torch.outer(lengths, lengths)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("K", [1, 5, 40])
+def test_the_products_tell_how_long_a_combination_is(dtype: torch.dtype, K: int) -> None:
+    G, weights = gaussian_rows(K, 2000, dtype), positive_rates(K).numpy()
+    M = gramian(G).numpy()
+    length = combination_norm(weights, M @ weights, M.diagonal())
+    assert length == pytest.approx(float((torch.from_numpy(weights) @ G.double()).norm()), rel=1e-3)
+
+
+def test_the_products_cannot_tell_where_rows_cancel_or_weights_are_huge() -> None:
+    row = gaussian_rows(1, 2000, torch.float32)
+    M = gramian(torch.cat([row, -(1 - 1e-4) * row])).numpy()
+    equal = np.ones(2)
+    assert math.isnan(combination_norm(equal, M @ equal, M.diagonal()))
+    assert math.isnan(combination_norm(np.full(2, np.nan), M @ equal, M.diagonal()))
+    huge = np.array([1e30, 0.0])
+    assert math.isnan(combination_norm(huge, M @ huge, M.diagonal()))
+    assert combination_norm(0 * equal, M @ (0 * equal), M.diagonal()) == 0.0
 
 
 @pytest.mark.parametrize("step", [rate_matching_step, at_least_step])

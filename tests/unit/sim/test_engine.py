@@ -21,6 +21,7 @@ from dqnfed.core.problem import Problem, Task
 from dqnfed.core.run_folder import load_tensors
 from dqnfed.maths.fairness import fairness_summary
 from dqnfed.sim.cohort import CohortRunner, looped, vectorised
+from dqnfed.sim.engine import ended_finite
 from dqnfed.sim.evaluate import judge
 from tests.helpers.bowls import (
     federation_of,
@@ -204,6 +205,16 @@ def test_a_model_that_leaves_the_numbers_stops_the_run() -> None:
     assert result.summary["status"] == "stopped"
     assert "not finite after round" in result.summary["reason"]
     assert result.summary["rounds"] == len(result.history) - 1 < 10
+
+
+@pytest.mark.parametrize(
+    ("bound", "is_trusted"),
+    [(None, False), (1.0, True), (1e18, True), (1e20, False), (math.inf, False), (math.nan, False)],
+)
+def test_a_model_is_looked_at_where_the_method_does_not_vouch_for_it(bound: float | None, is_trusted: bool) -> None:
+    broken = ServerStep(FedAvgServer(torch.tensor([1.0, math.nan])), norm_bound=bound)  # a lie, to see who looks
+    assert ended_finite(broken) is is_trusted
+    assert ended_finite(ServerStep(FedAvgServer(torch.ones(2)), norm_bound=bound))
 
 
 class TwoPhases(NamedTuple):

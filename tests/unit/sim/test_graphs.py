@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from dqnfed.algorithms.adafed import AdaFed
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.mgda import MGDA
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.sim.cohort import vectorised
+from dqnfed.core.problem import Problem, Task
+from dqnfed.sim.cohort import Answers, Digested, vectorised
 from dqnfed.sim.engine import run
-from dqnfed.sim.graphs import GraphedFunction, graphed
+from dqnfed.sim.graphs import GraphedFunction, GraphedStep, graphed
+from dqnfed.sim.state import Evaluation
 from tests.helpers.quadratic_clients import consistent_quadratics
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -36,6 +43,56 @@ def test_a_function_on_the_host_is_called_as_it_is() -> None:
     function = GraphedFunction(doubled)
     assert torch.equal(function(torch.ones(3))[0], torch.full((3,), 2.0))
     assert len(calls) == 1
+
+
+class DigestsOnTheHost:
+    """Attaches digests as the runner for GPUs does, and counts them."""
+
+    def __init__(self) -> None:
+        self.n_digests = 0
+
+    def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
+        updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory)
+        return updates, kept
+
+    def digested(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Digested:
+        found = GraphedStep(algorithm, problem, tasks, sent, memory)(tasks, sent, memory)
+        self.n_digests += 1
+        return found
+
+
+DIGESTED = [*METHODS, DQNFed(metric="identity"), DQNFed(constraint="exactly"), DQNFed(drop_share=0.3), AdaFed(), MGDA()]
+
+
+@pytest.mark.parametrize("algorithm", DIGESTED, ids=lambda a: f"{type(a).__name__}-{a.epochs}")
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_run_with_digests_is_one_without(algorithm: AnyAlgorithm, participation: float) -> None:
+    case = consistent_quadratics(6, 8)
+    runner = DigestsOnTheHost()
+    plain, digested = (
+        run(algorithm, case.problem, case.federation, rounds=8, participation=participation, cohort=cohort)
+        for cohort in (vectorised(), runner)
+    )
+    assert runner.n_digests >= plain.summary["rounds"]
+    torch.testing.assert_close(digested.theta, plain.theta, rtol=1e-9, atol=1e-11)
+    assert [r["status"] for r in plain.history] == [r["status"] for r in digested.history]
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(lr=0.01), DQNFed(), MGDA(lr=0.01)], ids=lambda a: type(a).__name__)
+def test_digests_follow_clipping_and_dropping(algorithm: AnyAlgorithm) -> None:
+    case = consistent_quadratics(6, 8)
+    factors = torch.tensor([100.0, 1.0, 0.0, 1.0, torch.nan, 1.0], dtype=torch.float64)  # clipped, zero, not finite
+    hessians = case.federation.train.targets * factors[:, None]
+    federation = replace(case.federation, train=case.federation.train._replace(targets=hessians))
+    plain, digested = (
+        run(algorithm, case.problem, federation, rounds=5, cohort=cohort, evaluation=Evaluation(participants=False))
+        for cohort in (vectorised(), DigestsOnTheHost())
+    )
+    assert plain.summary["n_clipped"] > 0
+    assert plain.summary["n_dropped"] >= 2 * plain.summary["rounds"]
+    for name in ("rounds", "n_clipped", "n_dropped"):
+        assert digested.summary[name] == plain.summary[name]
+    torch.testing.assert_close(digested.theta, plain.theta, rtol=1e-9, atol=1e-12)
 
 
 @needs_gpu

@@ -1,0 +1,102 @@
+"""What a server asks first about a cohort's answers, in a few numbers that a GPU sends to the host all at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dqnfed.core.tensors import named_tensors
+from dqnfed.maths.gramian import gramian, resident_gramian
+
+FloatArray = NDArray[np.float64]
+
+
+class DigestPlan(NamedTuple):
+    """Which fields of an answer a digest is of."""
+
+    numbers: tuple[str, ...]  # one number a client each
+    vectors: tuple[str, ...]  # longer ones in which every number must be finite
+    gramians: tuple[str, ...]  # whose rows' products are wanted
+
+
+class Digest(NamedTuple):
+    """The numbers, lengths and products of K stacked answers, in float64 on the host, by field."""
+
+    theta_norm: float  # of the model that was sent; NaN: none was
+    numbers: dict[str, FloatArray]  # [K]
+    norms: dict[str, FloatArray]  # [K] Euclidean
+    gramians: dict[str, FloatArray]  # [K, K]
+
+    def chosen(self, places: NDArray[np.int64]) -> Digest:
+        """Return the digest of the answers at these places."""
+        return Digest(
+            self.theta_norm,
+            {name: values[places] for name, values in self.numbers.items()},
+            {name: values[places] for name, values in self.norms.items()},
+            {name: products[np.ix_(places, places)] for name, products in self.gramians.items()},
+        )
+
+    def scaled(self, factors: FloatArray, scales: tuple[str, ...]) -> Digest:
+        """Return the digest of the answers after these fields of theirs were multiplied by the factors."""
+
+        def multiplied(by_field: dict[str, FloatArray], by: FloatArray) -> dict[str, FloatArray]:
+            return {name: values * by if name in scales else values for name, values in by_field.items()}
+
+        return Digest(
+            self.theta_norm,
+            multiplied(self.numbers, factors),
+            multiplied(self.norms, factors),
+            multiplied(self.gramians, np.outer(factors, factors)),
+        )
+
+    def moved_norm(self, field: str, factor: float) -> float:
+        """Return a length that the model is not beyond after a step of `factor` times a mean of the field's rows."""
+        return self.theta_norm + factor * float(self.norms[field].max())
+
+
+def digest_plan(updates: tuple[Any, ...], optional: tuple[str, ...], gramian_of: str) -> DigestPlan:
+    """Return which fields of these stacked answers are digested; none of an integer, and none that is empty."""
+    fields = {name: t for name, t in named_tensors(updates).items() if t.is_floating_point() and t.numel()}
+    return DigestPlan(
+        tuple(name for name, t in fields.items() if t.dim() == 1),
+        tuple(name for name, t in fields.items() if t.dim() > 1 and name not in optional),
+        tuple(name for name in fields if name == gramian_of),
+    )
+
+
+def packed_digest(plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | None) -> Tensor:
+    """Return the digest as one float64 vector, where the answers are; a GPU is not waited for, so a graph may hold it.
+
+    Norms are in the precision of their field, as `screen` takes them, and the products as `gramian` does.
+    """
+    fields = named_tensors(updates)
+    unknown = next(iter(fields.values())).new_full((), torch.nan, dtype=torch.float64)
+    length = unknown if theta is None else torch.linalg.vector_norm(theta, dtype=torch.float64)
+    parts = [
+        length.reshape(1),
+        *(fields[name].double() for name in plan.numbers),
+        *(torch.linalg.vector_norm(fields[name].flatten(1), dim=1).double() for name in plan.vectors),
+        *(resident_gramian(fields[name].flatten(1)).reshape(-1) for name in plan.gramians),
+    ]
+    return torch.cat(parts)
+
+
+def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int) -> Digest:
+    """Return the digest that `packed_digest` made of so many answers."""
+    n_columns = len(plan.numbers) + len(plan.vectors)
+    columns = packed[1 : 1 + n_columns * n_answers].reshape(n_columns, n_answers)
+    products = packed[1 + n_columns * n_answers :].reshape(-1, n_answers, n_answers)
+    numbers = dict(zip(plan.numbers, columns, strict=False))
+    norms = {name: np.abs(values) for name, values in numbers.items()}
+    norms.update(zip(plan.vectors, columns[len(numbers) :], strict=True))
+    return Digest(float(packed[0]), numbers, norms, dict(zip(plan.gramians, products, strict=True)))
+
+
+def field_gramian(rows: Tensor, digest: Digest | None, field: str) -> FloatArray:
+    """Return the Gramian of a field's rows: from the digest of the answers where there is one."""
+    known = None if digest is None else digest.gramians.get(field)
+    return gramian(rows).numpy() if known is None else known
