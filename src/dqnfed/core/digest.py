@@ -74,8 +74,10 @@ def packed_digest(plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | No
     Norms are in the precision of their field, as `screen` takes them, and the products as `gramian` does.
     """
     fields = named_tensors(updates)
-    unknown = next(iter(fields.values())).new_full((), torch.nan, dtype=torch.float64)
-    length = unknown if theta is None else torch.linalg.vector_norm(theta, dtype=torch.float64)
+    if theta is None:
+        length = next(iter(fields.values())).new_full((), torch.nan, dtype=torch.float64)
+    else:
+        length = torch.linalg.vector_norm(theta, dtype=torch.float64)
     parts = [
         length.reshape(1),
         *(fields[name].double() for name in plan.numbers),

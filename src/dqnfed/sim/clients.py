@@ -13,6 +13,7 @@ from dqnfed.core.algorithm import Algorithm
 from dqnfed.core.digest import Digest
 from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import row
+from dqnfed.sim.cohort import DigestingRunner
 from dqnfed.sim.evaluate import forward_of, judge, judge_personal
 from dqnfed.sim.feed import sampled_clients
 from dqnfed.sim.graphs import GraphedFunction
@@ -69,14 +70,23 @@ class LocalClients:
             each = setup.feed.apart(clients, state.round)
             memories = [state.memory.one(c, task) for c, task in zip(clients.tolist(), each, strict=True)]
             return Answers(clients, *runner.apart(setup.algorithm, setup.problem, each, sent, memories), [])
+        if setup.digesting_runner is not None:
+            return self._digested(setup.digesting_runner, setup, state, clients, sent, phase)
         tasks = setup.feed.tasks(clients, state.round)
         memory = state.memory.get(clients, tasks)
-        given = (setup.algorithm, setup.problem, tasks, sent, memory)
-        if (digesting := setup.digesting_runner) is not None:
-            updates, kept, arrived = digesting.digested(*given)
-        else:
-            (updates, kept), arrived = setup.cohort(*given), None
+        answers = Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
         if phase == 0 and tasks.mask.is_cuda:
+            _look_ahead(setup, state.round + 1)
+        return answers
+
+    def _digested(
+        self, runner: DigestingRunner, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int
+    ) -> Answers:
+        feed = setup.feed
+        tasks = feed.indexed(clients, state.round)
+        memory = state.memory.get(clients, tasks if state.memory.knows(clients) else feed.looked_up(tasks))
+        updates, kept, arrived = runner.digested(setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up)
+        if phase == 0:
             _look_ahead(setup, state.round + 1)  # before the GPU is waited for
         return Answers(clients, updates, kept, [], arrived() if arrived is not None else None)
 

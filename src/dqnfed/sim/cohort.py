@@ -41,11 +41,20 @@ class Digested(NamedTuple):
     arrived: Callable[[], Digest] | None  # None: the server has to look at the answers themselves
 
 
+Lookup = Callable[[Task], Task]  # from tasks that name the rows of their examples to tasks that hold them
+
+
 @runtime_checkable
 class DigestingRunner(Protocol):
     """Makes a digest of the answers where they are, and sends it to the host while others go on."""
 
-    def digested(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Digested: ...
+    def digests(self, device: torch.device) -> bool:
+        """Whether it does so for clients whose examples are there."""
+
+    def digested(
+        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
+    ) -> Digested:
+        """Return the answers to tasks whose examples have yet to be looked up."""
 
 
 @dataclass(frozen=True)

@@ -42,19 +42,32 @@ class Feed:
         self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
         self._numbers = range(federation.n_clients) if numbers is None else numbers
         self._sizes: list[int] = federation.n_examples.tolist()
-        self._last: tuple[list[int], tuple[Tensor, Tensor, Tensor]] | None = None
+        self._last: tuple[list[int], tuple[Tensor, Tensor]] | None = None
+        self._held: tuple[Tensor, Task] | None = None
         self._drawn: tuple[tuple[list[int], int], Task] | None = None
         self._ahead: tuple[tuple[list[int], int], Task] | None = None
         self._apart: tuple[tuple[list[int], int], list[Task]] | None = None
 
     def tasks(self, clients: Tensor, round: int) -> Task:
         """Return the clients' tasks, stacked and padded to the largest; every phase of a round gets the same."""
+        indexed = self.indexed(clients, round)
+        if self._held is None or self._held[0] is not indexed.inputs:  # the same cohort has the same rows
+            self._held = (indexed.inputs, self.looked_up(indexed))
+        return indexed._replace(inputs=self._held[1].inputs, targets=self._held[1].targets)
+
+    def indexed(self, clients: Tensor, round: int) -> Task:
+        """Return what `tasks` does, but for inputs the numbers of their rows [K, N], and no targets."""
         key = (clients.tolist(), round)
         if self._drawn is None or self._drawn[0] != key:
             is_ready = self._ahead is not None and self._ahead[0] == key
             self._drawn = self._ahead if is_ready else (key, self._task(clients, round))
         assert self._drawn is not None
         return self._drawn[1]
+
+    def looked_up(self, indexed: Task) -> Task:
+        """Return the tasks with the examples whose rows are given; what it reads stays where it is, as graphs need."""
+        train = self._federation.train
+        return indexed._replace(inputs=train.inputs[indexed.inputs], targets=train.targets[indexed.inputs])
 
     def look_ahead(self, clients: Tensor, round: int) -> None:
         """Make tasks that will be asked for next, while a GPU is at work on the present ones."""
@@ -84,12 +97,12 @@ class Feed:
 
     def _task(self, clients: Tensor, round: int) -> Task:
         algorithm, theta0 = self._algorithm, self._problem.theta0
-        inputs, targets, mask = self._examples(clients)
+        rows, mask = self._rows(clients)
         return Task(
-            inputs,
-            targets,
+            rows,
+            rows[:, :0],
             mask,
-            sent_to(inputs.device, self._batches(clients, round)),
+            sent_to(rows.device, self._batches(clients, round)),
             sent_to(theta0.device, self._noise(clients, round)),
             torch.full((len(clients),), algorithm.lr_at(round), dtype=theta0.dtype, device=theta0.device),
         )
@@ -101,14 +114,13 @@ class Feed:
         generators = [seed_for(self._seed, round, self._numbers[c], "noise") for c in clients.tolist()]
         return torch.stack([algorithm.noise(self._problem, generator) for generator in generators])
 
-    def _examples(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         who = clients.tolist()
         if self._last is None or self._last[0] != who:
-            train = self._federation.train
-            rows, real = train.padded_rows(clients)
-            rows = sent_to(train.inputs.device, rows)
-            mask = sent_to(self._problem.theta0.device, real).to(self._problem.theta0.dtype)
-            self._last = (who, (train.inputs[rows], train.targets[rows], mask))
+            rows, real = self._federation.train.padded_rows(clients)
+            theta0 = self._problem.theta0
+            mask = sent_to(theta0.device, real.to(theta0.dtype))
+            self._last = (who, (sent_to(self._federation.train.inputs.device, rows), mask))
         return self._last[1]
 
     def _batches(self, clients: Tensor, round: int) -> Tensor:

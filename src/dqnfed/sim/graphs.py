@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,21 @@ from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_
 from dqnfed.core.graphed_sgd import capturing
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import map_tensors, n_rows, sent_to_host, tensors
-from dqnfed.sim.cohort import Answers, Digested, Vectorised
+from dqnfed.sim.cohort import Answers, Digested, Lookup, Vectorised
 
 logger = logging.getLogger("dqnfed")
 MAX_GRAPHS = 6  # of one function; shapes that keep changing are cheaper without graphs
+LARGE = 2**20  # numbers from which on a tensor is copied alone, at the speed of the memory
 Key = tuple[Any, ...]
+
+
+class Captured(NamedTuple):
+    """A function in a graph: where it reads, and where it leaves its answers, those of one shape in one bundle."""
+
+    graph: torch.cuda.CUDAGraph
+    places: list[tuple[list[int], list[Tensor]]]  # which arguments go where, each group in one launch
+    answers: list[tuple[list[int], Tensor]]  # which answers are the rows of this tensor
+    empty: dict[int, Tensor]  # answers that hold nothing
 
 
 class GraphedFunction:
@@ -31,7 +41,7 @@ class GraphedFunction:
 
     def __init__(self, function: Callable[..., Sequence[Tensor]]) -> None:
         self._function = function
-        self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, list[Tensor], Sequence[Tensor]]] = {}
+        self._graphs: dict[Key, Captured] = {}
         self._gave_up = False
 
     def __call__(self, *given: Tensor) -> Sequence[Tensor]:
@@ -50,14 +60,19 @@ class GraphedFunction:
                 self._gave_up = True
                 torch.cuda.synchronize()
                 return self._function(*given)
-        graph, places, answers = self._graphs[key]
-        for place, value in zip(places, given, strict=True):
-            if place.numel():
-                place.copy_(value)
-        graph.replay()
-        return [answer.clone() if answer.numel() else answer for answer in answers]  # a replay writes over them
+        captured = self._graphs[key]
+        for which, places in captured.places:
+            if len(places) == 1:
+                places[0].copy_(given[which[0]])
+            else:
+                torch._foreach_copy_(places, [given[i] for i in which])
+        captured.graph.replay()
+        found = dict(captured.empty)
+        for which, bundle in captured.answers:
+            found.update(zip(which, bundle.clone().unbind(), strict=True))  # a replay writes over the bundle
+        return [found[i] for i in range(len(found))]
 
-    def _captured(self, given: Sequence[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Sequence[Tensor]]:
+    def _captured(self, given: Sequence[Tensor]) -> Captured:
         places = [t.clone() for t in given]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -68,14 +83,44 @@ class GraphedFunction:
         graph = torch.cuda.CUDAGraph()
         with capturing(graph):
             answers = self._function(*places)
-        return graph, places, answers
+            bundles = [(which, bundled([answers[i] for i in which])) for which in alike(answers, key=_shape)]
+        return Captured(
+            graph,
+            [(which, [places[i] for i in which]) for which in alike(places, key=_dtype)],
+            bundles,
+            {i: answer for i, answer in enumerate(answers) if not answer.numel()},
+        )
+
+
+def alike(given: Sequence[Tensor], key: Callable[[Tensor], object]) -> list[list[int]]:
+    """Return which of the tensors have a key in common; those without numbers are left out, large ones are alone."""
+    groups: dict[object, list[int]] = {}
+    for i, t in enumerate(given):
+        if t.numel():
+            groups.setdefault(key(t) if t.numel() <= LARGE else i, []).append(i)
+    return list(groups.values())
+
+
+def bundled(alike: Sequence[Tensor]) -> Tensor:
+    """Return tensors of one shape as the rows of one; a single one is not copied."""
+    return torch.stack(list(alike)) if len(alike) > 1 else alike[0][None]
+
+
+def _shape(t: Tensor) -> object:
+    return t.shape, t.dtype
+
+
+def _dtype(t: Tensor) -> object:
+    return t.dtype
 
 
 class GraphedStep:
-    """A cohort's client step and the digest of its answers, captured together."""
+    """A cohort's client step, captured with what comes before and after: its examples and the digest of its answers."""
 
-    def __init__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> None:
-        self._algorithm, self._problem = algorithm, problem
+    def __init__(
+        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
+    ) -> None:
+        self._algorithm, self._problem, self._looked_up = algorithm, problem, looked_up
         self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent, memory)]  # their kinds
         self._answered: list[Any] = []  # the kinds of update and memory, known after the first call
         self._plan = DigestPlan((), (), ())
@@ -92,6 +137,7 @@ class GraphedStep:
         values = iter(given)
         tasks, sent, memory = (map_tensors(lambda _: next(values), kind) for kind in self._asked)
         algorithm, problem = self._algorithm, self._problem
+        tasks = self._looked_up(tasks)
         updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, sent, own))(tasks, memory)
         self._answered = [updates, kept]
         self._plan = digest_plan(updates, algorithm.optional, algorithm.gramian_of)
@@ -106,16 +152,26 @@ class Graphed:
         self._steps: dict[Key, GraphedStep] = {}
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
-        updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory)
+        updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory, as_they_are)
         return updates, kept
 
-    def digested(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Digested:
+    def digests(self, device: torch.device) -> bool:
+        return device.type == "cuda"
+
+    def digested(
+        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
+    ) -> Digested:
         if not (tasks.mask.is_cuda and algorithm.vectorises_for(sent) and algorithm.captures):
-            return Digested(*Vectorised()(algorithm, problem, tasks, sent, memory), None)
-        key = (algorithm, id(problem), type(sent))
+            return Digested(*Vectorised()(algorithm, problem, looked_up(tasks), sent, memory), None)
+        key = (algorithm, id(problem), type(sent), looked_up)
         if key not in self._steps:
-            self._steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory)
+            self._steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)
         return self._steps[key](tasks, sent, memory)
+
+
+def as_they_are(tasks: Task) -> Task:
+    """Return tasks that hold their examples already."""
+    return tasks
 
 
 def graphed() -> Graphed:

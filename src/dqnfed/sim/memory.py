@@ -57,6 +57,10 @@ class MemoryStore:
             else:
                 self.put(clients, memory)
 
+    def knows(self, clients: Tensor) -> bool:
+        """Return whether `get` has a memory of every one of the clients, and no need of their tasks."""
+        return self.kind is Empty or bool(self.unsettled) or (not self._apart and int(self.row_of[clients].min()) >= 0)
+
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
         if self.kind is Empty:

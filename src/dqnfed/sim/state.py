@@ -64,7 +64,8 @@ class Setup:
     @cached_property
     def digesting_runner(self) -> DigestingRunner | None:
         """The cohort's runner where it makes digests of the answers."""
-        return self.cohort if isinstance(self.cohort, DigestingRunner) else None
+        runner, place = self.cohort, self.federation.train.inputs.device
+        return runner if isinstance(runner, DigestingRunner) and runner.digests(place) else None
 
     @cached_property
     def model_names(self) -> list[str]:

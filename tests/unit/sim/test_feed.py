@@ -93,3 +93,13 @@ def test_a_client_on_its_own_draws_what_it_draws_among_others() -> None:
     alone = Feed(federation.only(4), problem, algorithm, 5, numbers=[4]).tasks(torch.tensor([0]), 7)
     for mine, theirs in zip(alone, whole, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_indexed_tasks_name_the_rows_that_the_tasks_hold() -> None:
+    problem, federation = network_bowl(n_inputs=3).problem, federation_of(labelled_clients(4, 3))
+    feed = Feed(federation, problem, FedAvg(batch_size=4), 0)
+    chosen = torch.tensor([0, 2, 3])
+    indexed, whole = feed.indexed(chosen, 1), feed.tasks(chosen, 1)
+    assert torch.equal(federation.train.inputs[indexed.inputs], whole.inputs)
+    for mine, other in zip(feed.looked_up(indexed), whole, strict=True):
+        assert torch.equal(mine, other)

@@ -15,9 +15,9 @@ from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.mgda import MGDA
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem, Task
-from dqnfed.sim.cohort import Answers, Digested, vectorised
+from dqnfed.sim.cohort import Answers, Digested, Lookup, vectorised
 from dqnfed.sim.engine import run
-from dqnfed.sim.graphs import GraphedFunction, GraphedStep, graphed
+from dqnfed.sim.graphs import LARGE, GraphedFunction, GraphedStep, alike, as_they_are, bundled, graphed
 from dqnfed.sim.state import Evaluation
 from tests.helpers.quadratic_clients import consistent_quadratics
 
@@ -52,11 +52,16 @@ class DigestsOnTheHost:
         self.n_digests = 0
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
-        updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory)
+        updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory, as_they_are)
         return updates, kept
 
-    def digested(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Digested:
-        found = GraphedStep(algorithm, problem, tasks, sent, memory)(tasks, sent, memory)
+    def digests(self, device: torch.device) -> bool:
+        return True
+
+    def digested(
+        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
+    ) -> Digested:
+        found = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)(tasks, sent, memory)
         self.n_digests += 1
         return found
 
@@ -106,6 +111,24 @@ def test_on_a_gpu_the_bits_are_those_of_vmap(algorithm: AnyAlgorithm, participat
         for cohort in (vectorised(), graphed())
     ]
     assert torch.equal(runs[0].theta, runs[1].theta)
+
+
+def test_tensors_are_grouped_for_few_launches() -> None:
+    given = [torch.ones(3), torch.ones(0), torch.ones(3), torch.arange(3), torch.ones(2), torch.ones(LARGE + 1)]
+    assert alike(given, key=lambda t: t.dtype) == [[0, 2, 4], [3], [5]]
+    assert alike(given, key=lambda t: (t.shape, t.dtype)) == [[0, 2], [3], [4], [5]]
+    assert torch.equal(bundled([given[0], 2 * given[2]]), torch.tensor([[1.0] * 3, [2.0] * 3]))
+    assert bundled([given[5]]).data_ptr() == given[5].data_ptr()
+
+
+@needs_gpu
+def test_answers_of_all_shapes_come_back_in_order() -> None:
+    function = GraphedFunction(lambda x, y, n: [x + 1, x[:0], n + 1, y * 2, x + 3, n])
+    for value in (0.0, 5.0):
+        x, y, n = torch.full((4,), value), torch.full((2, 3), value), torch.arange(4)
+        found = function(*(t.cuda() for t in (x, y, n)))
+        expected = [x + 1, x[:0], n + 1, y * 2, x + 3, n]
+        assert all(torch.equal(mine.cpu(), other) for mine, other in zip(found, expected, strict=True))
 
 
 @needs_gpu

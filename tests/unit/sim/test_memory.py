@@ -57,6 +57,7 @@ def test_random_visits_equal_a_dict(algorithm: FedAvg, seed: int) -> None:
     for visit in range(40):
         size = n_clients if rng.random() < 0.3 else int(rng.integers(1, n_clients + 1))
         clients = torch.as_tensor(np.sort(rng.choice(n_clients, size, replace=False)))
+        assert store.knows(clients) == all(c in oracle for c in clients.tolist())
         found = store.get(clients, tasks(clients))
         expected = [oracle.get(c, (8.0 + c, [0.0, 0.0])) for c in clients.tolist()]
         assert found.n_visits.tolist() == [v for v, _ in expected]
