@@ -16,6 +16,8 @@ from torch.func import functional_call
 from dqnfed.core.dense import DenseChain, dense_chain
 from dqnfed.core.tensors import Layout, module_layout, module_theta, named_parameters
 
+MANY_MODELS = 64  # one function is compiled anew for each of a process' models; torch gives up after eight
+
 
 class Task(NamedTuple):
     """All that one client uses in one round."""
@@ -229,6 +231,9 @@ class Problem:
         """
         if not isinstance(self.predict, ModuleModel):
             raise ValueError("only problems made from modules can be compiled.")
+        from torch._dynamo import config
+
+        config.recompile_limit = max(config.recompile_limit, MANY_MODELS)
         outputs = torch.compile(self.predict.outputs, fullgraph=True, dynamic=False)
         return _replaced(self, predict=replace(self.predict, compiled=outputs))
 

@@ -126,7 +126,8 @@ class RunBlock(Block):
     seed: int = Field(default=0, ge=0)
     device: str = "auto"  # auto | cpu | cuda | cuda:1
     dtype: Literal["float32", "float64"] = "float32"
-    precision: Literal["default", "tf32", "bf16"] = "default"  # of products and convolutions on a GPU
+    # of products and convolutions on a GPU; default: torch's, whose convolutions of float32 are in TF32
+    precision: Literal["default", "float32", "tf32", "bf16"] = "default"
     compile: bool = False  # a convolutional network's step on a GPU: half a minute at the start, then shorter rounds
     cohort: Literal["auto", "vectorised", "looped", "streams", "threads", "ray"] = "auto"
     workers: int | None = Field(default=None, ge=1)  # of a Ray cluster; default: as many as it has cores

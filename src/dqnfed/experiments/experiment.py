@@ -219,14 +219,15 @@ def over_ray(experiment: Experiment) -> CohortRunner:
 
 def in_precision(problem: Problem, precision: str) -> Problem:
     """Return the problem with products and convolutions in the precision that `run.precision` names."""
-    if precision == "default":
-        return problem
     device = problem.theta0.device
+    if precision == "default" or (precision == "float32" and device.type == "cpu"):
+        return problem
     if device.type != "cuda":
         raise ConfigError(f"run.precision is '{precision}', for GPUs, but the device is '{device}'; leave it out.")
     if precision == "bf16":
         return problem.autocast(torch.bfloat16)
-    torch.set_float32_matmul_precision("high")  # TF32 for products; convolutions have it by torch's default
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     return problem
 
 
