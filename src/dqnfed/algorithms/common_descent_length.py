@@ -98,7 +98,7 @@ class DescentLength(DescentSettings):
 
     def _moved(self, server: DescentServer, sought: Search, alpha: float, norm: float) -> DescentServer:
         return server._replace(
-            theta=server.theta - alpha * sought.direction,
+            theta=server.theta.sub(sought.direction, alpha=alpha),
             theta_before=server.theta,
             step_norm=torch.tensor(norm, dtype=torch.float64),
             n_steps=server.n_steps + 1,

@@ -80,6 +80,8 @@ def screen(
 ) -> Screened:
     """Return which stacked answers are usable: finite, not of zero norm; and how far the longest are to be clipped."""
     n = n_rows(updates)
+    if digest is not None and _all_fine(updates, digest, policy, scales, optional):
+        return Screened(torch.arange(n), torch.ones(n, dtype=torch.float64), [])
     required = {
         name: t.reshape(n, -1)
         for name, t in named_tensors(updates).items()
@@ -100,7 +102,7 @@ def screen(
     if len(kept) and measured is not None:
         longest = policy.max_update_norm * median(lengths[kept].tolist())
         clipped = np.minimum(lengths[kept], longest)
-        squarable = clipped < 0.1 * math.sqrt(torch.finfo(measured.dtype).max)
+        squarable = clipped < _squarable(measured.dtype)
         dropped += [(k, "update is too long to be squared") for k in kept[~squarable]]
         factors = (clipped / lengths[kept])[squarable]
         kept = kept[squarable]
@@ -129,6 +131,24 @@ def screened_digest(digest: Digest, found: Screened, scales: tuple[str, ...], n_
         digest = digest.chosen(found.kept.numpy())
     factors = found.factors.numpy()
     return digest if (factors == 1).all() else digest.scaled(factors, scales)
+
+
+def _all_fine(
+    updates: tuple[Any, ...], digest: Digest, policy: Policy, scales: tuple[str, ...], optional: tuple[str, ...]
+) -> bool:
+    """Return whether the digest alone shows that every answer is finite and of a usual length, as nearly all are."""
+    if not all(np.isfinite(norms).all() for name, norms in digest.norms.items() if name not in optional):
+        return False
+    if not scales or scales[0] not in digest.norms:
+        return True
+    lengths: list[float] = digest.norms[scales[0]].tolist()
+    longest, dtype = max(lengths), getattr(updates, scales[0]).dtype
+    is_usual = min(lengths) > 1e-18 and longest < min(1e18, _squarable(dtype))
+    return is_usual and longest <= policy.max_update_norm * median(lengths)
+
+
+def _squarable(dtype: torch.dtype) -> float:
+    return 0.1 * math.sqrt(torch.finfo(dtype).max)
 
 
 def _norms(fields: dict[str, Tensor]) -> dict[str, FloatArray]:

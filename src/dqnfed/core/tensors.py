@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 T = TypeVar("T", bound=tuple[Any, ...])
 Layout = tuple[tuple[str, torch.Size], ...]
+OnDevice = Callable[[torch.device], Tensor]  # one host tensor on the device asked for
 
 
 def is_record(value: object) -> bool:
@@ -50,9 +51,9 @@ def row(stacked: T, k: int) -> T:
     return map_tensors(lambda t: t[k], stacked)
 
 
-def gather(stacked: T, index: Tensor) -> T:
-    """Return the stacked record that holds the rows named by the index."""
-    there = on_devices(index)
+def gather(stacked: T, index: Tensor, there: OnDevice | None = None) -> T:
+    """Return the stacked record that holds the rows named by the index; `there` is the index on devices, if at hand."""
+    there = there or on_devices(index)
 
     def chosen(t: Tensor) -> Tensor:
         if 0 in t.shape[1:]:  # what a method does not keep: nothing to look up
@@ -62,7 +63,7 @@ def gather(stacked: T, index: Tensor) -> T:
     return map_tensors(chosen, stacked)
 
 
-def on_devices(index: Tensor) -> Callable[[torch.device], Tensor]:
+def on_devices(index: Tensor) -> OnDevice:
     """Return a function that gives the index on a device, and moves it there once only."""
     moved: dict[torch.device, Tensor] = {}
 

@@ -124,8 +124,10 @@ def at_least_weights(M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol:
     largest = float(per_length.max(initial=0.0))
     if largest <= 0.0:
         return AtLeast(weights, feasible=True)
-    rows = unit.matrix[live][:, live]
-    z, v = cone_weights(rows + ridge * np.eye(len(rows)), per_length / largest)
+    rows = unit.matrix if live.all() else unit.matrix[live][:, live]
+    ridged = rows.copy()
+    ridged.flat[:: len(rows) + 1] += ridge
+    z, v = cone_weights(ridged, per_length / largest)
     if not v > rtol * z.sum() ** 2 or (rows @ z)[per_length > 0.0].min() <= 0.0:
         return AtLeast(weights, feasible=False)
     weights[live] = z * (largest / v) / lengths

@@ -100,6 +100,14 @@ def factor(M: FloatArray, *, rtol: float = 1e-15) -> FloatArray:
     return np.asarray(vectors[:, kept] * np.sqrt(values[kept]))
 
 
+def _root(M: FloatArray) -> FloatArray:
+    """Return R with R R' = M, by Cholesky's algorithm; where rounding has made M indefinite, by its eigenvectors."""
+    try:
+        return np.asarray(np.linalg.cholesky(M), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return factor(M)
+
+
 def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
     """Return z = argmin z'Mz subject to r'z = 1, z >= 0, and the multiplier v = z'Mz of its equation.
 
@@ -107,7 +115,7 @@ def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
     (Lawson & Hanson 1974, ch. 23, "LDP"). NNLS finds the support, an active-set method finishes it to round-off.
     Needs max r > 0; accurate when M has a unit diagonal and r a maximum of one.
     """
-    R = factor(M)
+    R = _root(M)
     wanted = np.zeros(R.shape[1] + 1)
     wanted[-1] = 1.0
     z = nnls(np.vstack([R.T, r]), wanted)

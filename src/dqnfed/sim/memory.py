@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.func import vmap
 from dqnfed.core.algorithm import AnyAlgorithm, Empty
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import (
+    OnDevice,
     concatenated,
     from_named_tensors,
     gather,
@@ -25,6 +26,14 @@ from dqnfed.core.tensors import (
 )
 
 LARGE = 2**20  # bytes of one client's memory from which on a second copy of all is to be avoided
+
+
+class Places(NamedTuple):
+    """Where the memories of some clients are."""
+
+    rows: Tensor  # [K] -1: nowhere
+    all_known: bool
+    there: OnDevice  # the rows on a device
 
 
 class MemoryStore:
@@ -41,6 +50,7 @@ class MemoryStore:
         self._apart: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
         self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)
         self.unsettled: list[tuple[Tensor, Any]] = []  # in the present round: memories after phases, and whose
+        self._asked: tuple[Tensor, Places] | None = None  # clients who were asked for last, and their rows
 
     def lend(self, clients: Tensor, memory: Any) -> None:
         """Give these memories (stacked, or a list) to the next phase of the round, without keeping them yet."""
@@ -59,7 +69,7 @@ class MemoryStore:
 
     def knows(self, clients: Tensor) -> bool:
         """Return whether `get` has a memory of every one of the clients, and no need of their tasks."""
-        return self.kind is Empty or bool(self.unsettled) or (not self._apart and int(self.row_of[clients].min()) >= 0)
+        return self.kind is Empty or bool(self.unsettled) or (not self._apart and self._places(clients).all_known)
 
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
@@ -70,9 +80,9 @@ class MemoryStore:
             return memory if len(before) == len(clients) else gather(memory, torch.searchsorted(before, clients))
         if self._apart:
             return _stacked([self.one(c, row(tasks, k)) for k, c in enumerate(clients.tolist())])
-        places = self.row_of[clients]
-        if int(places.min()) >= 0:
-            return self._stored(places)
+        places, all_known, there = self._places(clients)
+        if all_known:
+            return self._stored(places, there)
         known = places >= 0
         newcomers = (~known).nonzero().flatten()
         fresh = self._fresh(gather(tasks, newcomers))
@@ -81,7 +91,7 @@ class MemoryStore:
         place = torch.empty(len(clients), dtype=torch.long)
         place[known] = torch.arange(int(known.sum()))
         place[newcomers] = torch.arange(int(known.sum()), len(clients))
-        return gather(concatenated([self._stored(places[known]), fresh]), place)
+        return gather(concatenated([self._stored(places[known], on_devices(places[known])), fresh]), place)
 
     def put(self, clients: Tensor, memory: Any) -> None:
         """Keep the clients' memories."""
@@ -89,8 +99,7 @@ class MemoryStore:
             return
         if self._apart:
             self._gather_apart()
-        places = self.row_of[clients]
-        all_known = int(places.min()) >= 0
+        places, all_known, there = self._places(clients)
         if all_known and len(clients) == n_rows(self.rows):
             order = torch.empty_like(clients)
             order[places] = torch.arange(len(clients))
@@ -98,25 +107,32 @@ class MemoryStore:
             self.rows, self._is_shared = (memory, True) if in_place else (gather(memory, order), False)
             return
         if all_known:
-            self._overwrite(places, memory)
+            self._overwrite(there, memory)
             return
         known = places >= 0
         if bool(known.any()):
-            self._overwrite(places[known], gather(memory, known.nonzero().flatten()))
+            self._overwrite(on_devices(places[known]), gather(memory, known.nonzero().flatten()))
             memory = gather(memory, (~known).nonzero().flatten())
         newcomers = clients[~known]
         n_before = 0 if self.rows is None else n_rows(self.rows)
+        self._asked = None
         self.row_of[newcomers] = torch.arange(n_before, n_before + len(newcomers))
         self.rows = self._grown(memory, n_before)
         self._is_shared = False
 
-    def _overwrite(self, places: Tensor, memory: Any) -> None:
+    def _places(self, clients: Tensor) -> Places:
+        """Return the clients' rows; those of one cohort are asked for several times in a round."""
+        if self._asked is None or self._asked[0] is not clients:
+            rows = self.row_of[clients]
+            self._asked = (clients, Places(rows, int(rows.min()) >= 0, on_devices(rows)))
+        return self._asked[1]
+
+    def _overwrite(self, there: OnDevice, memory: Any) -> None:
         """Put memories in the place of those in some of the rows."""
         if self._is_shared:
             self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
-        index = on_devices(places)
         map_tensors(
-            lambda mine, new: mine.index_copy_(0, index(mine.device), new) if mine.numel() else mine, self.rows, memory
+            lambda mine, new: mine.index_copy_(0, there(mine.device), new) if mine.numel() else mine, self.rows, memory
         )
 
     def one(self, client: int, task: Task) -> Any:
@@ -150,7 +166,7 @@ class MemoryStore:
 
     def load(self, named: dict[str, Tensor], device: torch.device) -> None:
         """Take what `named` gave."""
-        self.row_of, self.rows, self._room = named["memory_row_of"], None, None
+        self.row_of, self.rows, self._room, self._asked = named["memory_row_of"], None, None, None
 
         def read(prefix: str) -> Any:
             return map_tensors(lambda t: t.to(device), from_named_tensors(self.kind, named, prefix))
@@ -182,10 +198,10 @@ class MemoryStore:
         map_tensors(lambda room, new: room[n_before:n_after].copy_(new), self._room, fresh)
         return map_tensors(lambda room: room[:n_after], self._room)
 
-    def _stored(self, index: Tensor) -> Any:
+    def _stored(self, index: Tensor, there: OnDevice) -> Any:
         whole = len(index) == n_rows(self.rows) and bool((index == torch.arange(len(index))).all())
         self._is_shared |= whole
-        return self.rows if whole else gather(self.rows, index)
+        return self.rows if whole else gather(self.rows, index, there)
 
     def _fresh(self, tasks: Task) -> Any:
         if self._algorithm.vectorises:

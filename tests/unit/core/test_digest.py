@@ -73,7 +73,7 @@ def test_it_holds_what_looking_at_the_answers_gives(dtype: torch.dtype, K: int) 
     assert math.isnan(digest_of(updates).theta_norm)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, 1e3, 1e200])
+@pytest.mark.parametrize("bad", [1.0, math.nan, math.inf, 0.0, 1e-30, 9.0, 1e3, 1e30, 1e200])
 @pytest.mark.parametrize("field", ["gradient", "kernel"])
 @pytest.mark.parametrize("client", [0, 3])
 def test_screening_by_the_digest_is_screening_by_the_answers(bad: float, field: str, client: int) -> None:
