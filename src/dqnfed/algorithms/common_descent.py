@@ -83,7 +83,6 @@ class CommonDescent(DescentLength):
     starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
     scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "gradient_change")
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
-    gramian_of: ClassVar[str] = "gradient"
 
     @abstractmethod
     def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
@@ -154,6 +153,10 @@ class CommonDescent(DescentLength):
         if self.local == "sgd":
             return float(self.epochs)
         return 2.0 if isinstance(sent, Models) else 1.0
+
+    @property
+    def gramian_of(self) -> str:
+        return "" if self.metric == "lbfgs" else "gradient"  # that metric needs products with its pairs too
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         if isinstance(sent, Trial):

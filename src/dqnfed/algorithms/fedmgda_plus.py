@@ -58,7 +58,6 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
     Server: ClassVar[type] = FedMGDAPlusServer
     Update: ClassVar[tuple[type, ...]] = (FedMGDAPlusUpdate,)
     scales: ClassVar[tuple[str, ...]] = ("delta",)
-    gramian_of: ClassVar[str] = "delta"
 
     eps: float = 0.1  # largest distance of a weight from its prior, in [0, 1]
     weighting: str = "examples"  # the prior: examples | uniform
@@ -81,6 +80,10 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedMGDAPlusUpdate, Empty]:
         local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
         return FedMGDAPlusUpdate(sent.theta - local), memory
+
+    @property
+    def gramian_of(self) -> str:
+        return "delta"
 
     def server_step(
         self, server: FedMGDAPlusServer, updates: FedMGDAPlusUpdate, cohort: Cohort

@@ -53,7 +53,6 @@ class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
     Server: ClassVar[type] = MGDAServer
     Update: ClassVar[tuple[type, ...]] = (MGDAUpdate,)
     scales: ClassVar[tuple[str, ...]] = ("delta",)
-    gramian_of: ClassVar[str] = "delta"
 
     server_lr: float = 1.0  # > 0
 
@@ -67,6 +66,10 @@ class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[MGDAUpdate, Empty]:
         local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
         return MGDAUpdate(sent.theta - local), memory
+
+    @property
+    def gramian_of(self) -> str:
+        return "delta"
 
     def server_step(self, server: MGDAServer, updates: MGDAUpdate, cohort: Cohort) -> ServerStep[MGDAServer]:
         M = field_gramian(updates.delta, cohort.digest, "delta")

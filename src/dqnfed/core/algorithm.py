@@ -76,7 +76,6 @@ class Algorithm(ABC, Generic[S, M, U]):
     Update: ClassVar[tuple[type[Any], ...]]  # the kinds of answer up
     scales: ClassVar[tuple[str, ...]] = ()  # fields of the update that grow with its size; the first is measured
     optional: ClassVar[tuple[str, ...]] = ()  # fields of the update in which NaN means "not known"
-    gramian_of: ClassVar[str] = ""  # the field of the update whose Gramian the server begins with; empty: none
     starts: ClassVar[tuple[str, ...]] = ("theta",)  # fields of the server that hold the start model before round 0
     vectorises: ClassVar[bool] = True  # False: looped cohorts only
     suits: ClassVar[frozenset[str]] = frozenset({"network", "convex"})
@@ -150,6 +149,11 @@ class Algorithm(ABC, Generic[S, M, U]):
     def captures(self) -> bool:
         """Whether `client_step` may be captured in a CUDA graph: it calls no solver that asks the host."""
         return "network" in self.suits
+
+    @property
+    def gramian_of(self) -> str:
+        """The field of the update whose Gramian the server begins with, which a digest then holds; empty: none."""
+        return ""
 
     def vectorises_for(self, sent: Any) -> bool:
         """Whether clients can answer this message under vmap."""

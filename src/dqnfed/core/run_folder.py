@@ -71,8 +71,9 @@ class RunFolder:
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows([["" if v is None else v for v in row] for row in rows])
         with clear_disk_errors(self.path):
-            with (self.path / "clients.csv").open("a") as file:
-                file.write(table.getvalue())
+            if rows:
+                with (self.path / "clients.csv").open("a") as file:
+                    file.write(table.getvalue())
             with (self.path / "metrics.jsonl").open("a") as file:
                 file.write(json_line(record))
 

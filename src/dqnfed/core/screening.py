@@ -80,14 +80,11 @@ def screen(
 ) -> Screened:
     """Return which stacked answers are usable: finite, not of zero norm; and how far the longest are to be clipped."""
     n = n_rows(updates)
-    if digest is not None and _all_fine(updates, digest, policy, scales, optional):
-        return Screened(torch.arange(n), torch.ones(n, dtype=torch.float64), [])
-    required = {
-        name: t.reshape(n, -1)
-        for name, t in named_tensors(updates).items()
-        if name not in optional and t.is_floating_point() and t.numel()
-    }
+    required = _required(updates, optional) if digest is None else {}
     norms = _norms(required) if digest is None else digest.norms
+    if _all_fine(updates, norms, policy, scales, optional):
+        return Screened(torch.arange(n), torch.ones(n, dtype=torch.float64), [])
+    required = required or _required(updates, optional)
     usable = np.ones(n, dtype=np.bool_)
     for name, rows in required.items():
         for k in (~np.isfinite(norms[name])).nonzero()[0]:
@@ -133,15 +130,28 @@ def screened_digest(digest: Digest, found: Screened, scales: tuple[str, ...], n_
     return digest if (factors == 1).all() else digest.scaled(factors, scales)
 
 
+def _required(updates: tuple[Any, ...], optional: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the fields in which every number must be finite, each with a row for each answer."""
+    return {
+        name: t.reshape(t.shape[0], -1)
+        for name, t in named_tensors(updates).items()
+        if name not in optional and t.is_floating_point() and t.numel()
+    }
+
+
 def _all_fine(
-    updates: tuple[Any, ...], digest: Digest, policy: Policy, scales: tuple[str, ...], optional: tuple[str, ...]
+    updates: tuple[Any, ...],
+    norms: dict[str, FloatArray],
+    policy: Policy,
+    scales: tuple[str, ...],
+    optional: tuple[str, ...],
 ) -> bool:
-    """Return whether the digest alone shows that every answer is finite and of a usual length, as nearly all are."""
-    if not all(np.isfinite(norms).all() for name, norms in digest.norms.items() if name not in optional):
+    """Return whether the norms alone show that every answer is finite and of a usual length, as nearly all are."""
+    if not all(np.isfinite(lengths).all() for name, lengths in norms.items() if name not in optional):
         return False
-    if not scales or scales[0] not in digest.norms:
+    if not scales or scales[0] not in norms:
         return True
-    lengths: list[float] = digest.norms[scales[0]].tolist()
+    lengths: list[float] = norms[scales[0]].tolist()
     longest, dtype = max(lengths), getattr(updates, scales[0]).dtype
     is_usual = min(lengths) > 1e-18 and longest < min(1e18, _squarable(dtype))
     return is_usual and longest <= policy.max_update_norm * median(lengths)

@@ -23,6 +23,8 @@ def is_record(value: object) -> bool:
 
 def map_tensors(f: Callable[..., Tensor], record: T, *others: T) -> T:
     """Return the record whose every tensor is f of the tensors at that place; nested records are walked."""
+    if not others:
+        return type(record)(*[map_tensors(f, value) if isinstance(value, tuple) else f(value) for value in record])
     fields = (
         map_tensors(f, mine, *theirs) if is_record(mine) else f(mine, *theirs)
         for mine, *theirs in zip(record, *others, strict=True)
