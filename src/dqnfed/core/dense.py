@@ -1,9 +1,4 @@
-"""Networks of dense layers by hand: the gradient without autograd, and SGD whose updates happen inside the products.
-
-A step of SGD on a small batch is bound by memory as much as by arithmetic. Here the gradient of a weight matrix is
-never stored: its product is added, times minus the learning rate, to the weights themselves (GEMM's own `beta C +
-alpha A B`), which saves two of the three passes over the weights that an optimiser makes.
-"""
+"""Networks of dense layers by hand: the gradient without autograd."""
 
 from __future__ import annotations
 
@@ -93,7 +88,7 @@ class DenseChain:
             if (bias := places[k].bias) is not None:
                 torch.sum(delta, 0, out=bias)
             if k:
-                delta = _pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
+                delta = pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
         return found, seen[-1]
 
     def formula(self, theta: Tensor, features: Tensor, slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -113,7 +108,7 @@ class DenseChain:
         for k in reversed(range(len(weights))):
             found.append(Weights(delta.t() @ seen[k], None if weights[k].bias is None else delta.sum(0)))
             if k:
-                delta = _pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
+                delta = pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
         return seen[-1], found[::-1]
 
     def joined(self, weights: Sequence[Weights]) -> Tensor:
@@ -123,37 +118,6 @@ class DenseChain:
             if at.bias is not None and part.bias is not None:
                 placed[at.bias] = part.bias
         return torch.cat([placed[start] for start in sorted(placed)])
-
-    def descend(
-        self,
-        weights: Sequence[Weights],
-        moving: Sequence[Weights] | None,
-        features: Tensor,
-        slope: Callable[[Tensor], Tensor],
-        *,
-        lr: float,
-        momentum: float,
-        decay: float,
-    ) -> None:
-        """Take one step of SGD in place; `moving` holds the velocities, None exactly where the momentum is zero."""
-        seen = self.forward(weights, features)
-        delta = slope(seen[-1])
-        for k in reversed(range(len(weights))):
-            matrix, bias = weights[k]
-            below = _pulled_back(self.layers[k - 1].activation, delta @ matrix, seen[k]) if k else delta
-            if moving is None:
-                matrix.addmm_(delta.t(), seen[k], beta=1.0 - lr * decay, alpha=-lr)
-                if bias is not None:
-                    (bias.mul_(1.0 - lr * decay) if decay else bias).add_(delta.sum(0), alpha=-lr)
-            else:
-                speeds = moving[k]
-                speeds.matrix.addmm_(delta.t(), seen[k], beta=momentum)
-                if bias is not None and speeds.bias is not None:
-                    speeds.bias.mul_(momentum).add_(delta.sum(0))
-                for place, speed in zip(weights[k], speeds, strict=True):
-                    if place is not None and speed is not None:
-                        place.add_(speed.add_(place, alpha=decay) if decay else speed, alpha=-lr)
-            delta = below
 
 
 def dense_chain(module: nn.Module, layout: Layout) -> DenseChain | None:
@@ -186,18 +150,29 @@ def dense_chain(module: nn.Module, layout: Layout) -> DenseChain | None:
     return DenseChain(tuple(preparation), tuple(layers)) if used == position else None
 
 
-def _pulled_back(name: str, delta: Tensor, activated: Tensor) -> Tensor:
+def pulled_back(name: str, delta: Tensor, activated: Tensor) -> Tensor:
     """Return the derivative before an activation from that behind it and the activation's value."""
     match name:
         case "relu":
-            found: Tensor = torch.ops.aten.threshold_backward(delta, activated, 0)
+            found: Tensor = torch.ops.aten.threshold_backward.default(delta, activated, 0)
         case "tanh":
-            found = torch.ops.aten.tanh_backward(delta, activated)
+            found = torch.ops.aten.tanh_backward.default(delta, activated)
         case "sigmoid":
-            found = torch.ops.aten.sigmoid_backward(delta, activated)
+            found = torch.ops.aten.sigmoid_backward.default(delta, activated)
         case _:
             return delta
     return found
+
+
+def pull_back(name: str, delta: Tensor, activated: Tensor) -> None:
+    """Do as `pulled_back` does, in place."""
+    match name:
+        case "relu":
+            torch.ops.aten.threshold_backward.grad_input(delta, activated, 0, grad_input=delta)
+        case "tanh":
+            torch.ops.aten.tanh_backward.grad_input(delta, activated, grad_input=delta)
+        case "sigmoid":
+            torch.ops.aten.sigmoid_backward.grad_input(delta, activated, grad_input=delta)
 
 
 def _parts(module: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:

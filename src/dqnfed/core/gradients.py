@@ -7,7 +7,6 @@ as leaves for one client alone on a CPU, and `torch.func.grad` under torch.func'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -93,16 +92,12 @@ def in_formulas(problem: Problem, task: Task) -> Features | None:
 
 def weighted_slopes(problem: Problem, targets: Tensor, shares: Tensor) -> Slope:
     """Return the derivative of the weighted sum of the losses in the outputs, in operations that vectorise."""
-    if problem.losses is not cross_entropies:
-        return lambda outputs: SLOPES[problem.losses](outputs, targets) * shares[:, None]
-
-    def slope(outputs: Tensor) -> Tensor:
-        classes = torch.arange(outputs.shape[1], device=outputs.device)
-        wanted = (targets[:, None] == classes).to(outputs.dtype)
-        counted = shares * (targets >= 0)  # torch's own loss leaves out targets that are no class
-        return (torch.softmax(outputs, dim=1) - wanted) * counted[:, None]
-
-    return slope
+    known = SLOPES[problem.losses]
+    if problem.losses is cross_entropies:
+        shares = shares * (targets >= 0)  # torch's own loss leaves out targets that are no class
+    return lambda outputs: (
+        known.slope(outputs, known.wanted(targets, outputs.shape[1], outputs.dtype)) * shares[:, None]
+    )
 
 
 def batch_shares(task: Task, batch: Tensor) -> Tensor:
@@ -166,8 +161,7 @@ def mean_gradient(
     """
     with torch.no_grad():
         if found is not None:
-            chain, features, slope = found
-            moved, outputs = chain.gradient(theta, features, slope(targets, shares))
+            moved, outputs = found.chain.gradient(theta, found.features, found.weighted_slope(shares))
             loss = problem.losses(outputs, targets) @ shares
         else:
             moved, loss = _by_autograd(problem, theta, inputs, targets, shares)
@@ -201,27 +195,37 @@ def by_parts(
     return gradient, loss
 
 
-ByHand = tuple[DenseChain, Tensor, Callable[[Tensor, Tensor], Slope]]
+class ByHand(NamedTuple):
+    """What a gradient by formula is made from."""
+
+    chain: DenseChain
+    features: Tensor  # [N, d] what the first dense layer sees
+    wanted: Tensor  # [N, c] what the loss wants of the outputs
+    slope: Callable[[Tensor, Tensor], Tensor]  # outputs [N, c], wanted [N, c] -> derivative [N, c]
+
+    def weighted_slope(self, shares: Tensor) -> Slope:
+        """Return the derivative of the weighted sum of all examples' losses."""
+        return lambda outputs: self.slope(outputs, self.wanted).mul_(shares[:, None])
+
+    def slope_at(self, rows: Tensor) -> Slope:
+        """Return the derivative of the plain sum of some examples' losses."""
+        wanted = self.wanted.index_select(0, rows)
+        return lambda outputs: self.slope(outputs, wanted)
 
 
 @torch.no_grad()
 def by_hand(problem: Problem, inputs: Tensor, targets: Tensor) -> ByHand | None:
-    """Return the dense layers, what they see of the inputs, and their loss' slope; None where autograd is needed.
-
-    The slope is a function of targets and shares, and gives a function of the outputs.
-    """
+    """Return the dense layers, what they see of the inputs, and their loss' slope; None where autograd is needed."""
     model = problem.predict
     if not isinstance(model, ModuleModel) or model.chain is None or problem.losses not in SLOPES:
         return None
     if problem.losses is cross_entropies and not _are_classes(targets):
         return None
-    features = model.chain.features(inputs)
-    return None if features is None else (model.chain, features, partial(weighted_slope, SLOPES[problem.losses]))
-
-
-def weighted_slope(slope: Callable[[Tensor, Tensor], Tensor], targets: Tensor, shares: Tensor) -> Slope:
-    """Return the function that gives the derivative [N, c] of the weighted sum of the losses in the outputs."""
-    return lambda outputs: slope(outputs, targets).mul_(shares[:, None])
+    features, known = model.chain.features(inputs), SLOPES[problem.losses]
+    if features is None:
+        return None
+    wanted = known.wanted(targets, model.chain.layers[-1].n_outputs, features.dtype)
+    return ByHand(model.chain, features, wanted, known.slope)
 
 
 def _by_autograd(
@@ -264,22 +268,31 @@ def _are_classes(targets: Tensor) -> bool:
     return targets.dim() == 1 and not targets.is_floating_point() and bool((targets >= 0).all())
 
 
-def _cross_entropy_slope(outputs: Tensor, targets: Tensor) -> Tensor:
-    found = torch.softmax(outputs, dim=1)
-    return found.scatter_add_(1, targets[:, None], found.new_full((1, 1), -1.0).expand(len(found), 1))
+class LossSlope(NamedTuple):
+    """The derivative of a loss in a model's outputs, in operations that vectorise."""
+
+    wanted: Callable[[Tensor, int, torch.dtype], Tensor]  # targets, number of outputs, precision -> [N, c]
+    slope: Callable[[Tensor, Tensor], Tensor]  # outputs [N, c], wanted [N, c] -> [N, c]
 
 
-def _squared_error_slope(outputs: Tensor, targets: Tensor) -> Tensor:
-    return outputs - targets.reshape(outputs.shape).to(outputs.dtype)
+def _one_hot(targets: Tensor, n_outputs: int, dtype: torch.dtype) -> Tensor:
+    return (targets[:, None] == torch.arange(n_outputs, device=targets.device)).to(dtype)
 
 
-def _logistic_slope(outputs: Tensor, targets: Tensor) -> Tensor:
-    signs = targets.reshape(outputs.shape).to(outputs.dtype)
-    return torch.sigmoid(-signs * outputs).mul_(-signs)
+def _columns(targets: Tensor, n_outputs: int, dtype: torch.dtype) -> Tensor:
+    return targets.reshape(len(targets), n_outputs).to(dtype)
 
 
-SLOPES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
-    cross_entropies: _cross_entropy_slope,
-    squared_errors: _squared_error_slope,
-    logistic_losses: _logistic_slope,
+def _cross_entropy_slope(outputs: Tensor, wanted: Tensor) -> Tensor:
+    return torch.softmax(outputs, dim=1) - wanted
+
+
+def _logistic_slope(outputs: Tensor, signs: Tensor) -> Tensor:
+    return torch.sigmoid(-signs * outputs) * -signs
+
+
+SLOPES: dict[Callable[[Tensor, Tensor], Tensor], LossSlope] = {
+    cross_entropies: LossSlope(_one_hot, _cross_entropy_slope),
+    squared_errors: LossSlope(_columns, torch.sub),
+    logistic_losses: LossSlope(_columns, _logistic_slope),
 }

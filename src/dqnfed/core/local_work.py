@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dqnfed.core.dense import DenseChain, Weights
+from dqnfed.core.dense import Weights
+from dqnfed.core.dense_sgd import dense_sgd
 from dqnfed.core.gradients import (
     Features,
-    Slope,
     batch_gradient,
     batch_shares,
     by_hand,
@@ -157,14 +157,13 @@ def sgd_in_place(
     Equal to the general form up to rounding. Networks of dense layers never have a gradient in memory; others have no
     more than autograd makes.
     """
-    lr, velocity = float(task.lr), torch.zeros_like(theta) if momentum else None
-    inputs, everyone = cast_inputs(task.inputs, theta.dtype), task_shares(task)
+    inputs = cast_inputs(task.inputs, theta.dtype)
     found = by_hand(problem, inputs, task.targets)
     if found is not None:
-        _dense_sgd(task, theta, velocity, *found, momentum=momentum, decay=decay)
+        dense_sgd(task, theta, found, momentum=momentum, decay=decay)
         return
-    leaves = parameter_leaves(theta, model)
-    speeds = [] if velocity is None else list(named_parameters(velocity, model.layout).values())
+    lr, everyone, leaves = float(task.lr), task_shares(task), parameter_leaves(theta, model)
+    speeds = list(named_parameters(torch.zeros_like(theta), model.layout).values()) if momentum else []
     for batch, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
         rows = None if batch.shape[-1] == 0 else batch if n_rows == len(batch) else batch[batch >= 0]
         if rows is not None and n_rows == 0:
@@ -188,34 +187,6 @@ def sgd_in_place(
     for name, leaf in leaves.items():
         if leaf.data_ptr() != views[name].data_ptr():  # a copy in another layout
             views[name].copy_(leaf)
-
-
-def _dense_sgd(
-    task: Task,
-    theta: Tensor,
-    velocity: Tensor | None,
-    chain: DenseChain,
-    features: Tensor,
-    slope: Callable[[Tensor, Tensor], Slope],
-    *,
-    momentum: float,
-    decay: float,
-) -> None:
-    """Change theta by the task's local steps, layer by layer inside the products; batches share one place."""
-    lr, weights, moving = float(task.lr), chain.views(theta), None if velocity is None else chain.views(velocity)
-    width = task.batches.shape[-1]
-    place, equal = features.new_empty(width, features.shape[1]), equal_shares(theta, width)
-    for batch, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
-        if width == 0:
-            seen, targets, shares = features, task.targets, task_shares(task)
-        elif n_rows == 0:
-            continue
-        else:
-            rows = batch if n_rows == width else batch[batch >= 0]
-            seen = torch.index_select(features, 0, rows, out=place[:n_rows])
-            targets = task.targets.index_select(0, rows)
-            shares = equal if n_rows == width else equal_shares(theta, n_rows)
-        chain.descend(weights, moving, seen, slope(targets, shares), lr=lr, momentum=momentum, decay=decay)
 
 
 def _moved(place: Weights, step: Weights, kept: Tensor | None) -> Weights:

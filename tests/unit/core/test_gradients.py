@@ -123,7 +123,13 @@ def test_the_gradient_is_that_of_torch_func(model: str, loss: str, ridge: float)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(
     ("model", "loss"),
-    [("linear", "logistic"), ("dense", "cross-entropy"), ("convolved", "squared-error"), ("imaged", "cross-entropy")],
+    [
+        ("linear", "logistic"),
+        ("dense", "cross-entropy"),
+        ("dense", "squared-error"),
+        ("convolved", "squared-error"),
+        ("imaged", "cross-entropy"),
+    ],
 )
 def test_fused_sgd_is_sgd(model: str, loss: str, weight_decay: float, momentum: float, batch_size: int | None) -> None:
     problem, task, theta = case(model, loss, ridge=0.05, batch_size=batch_size)
