@@ -14,8 +14,9 @@ SETTING = """
 W1: 100 clients of 500 examples in CIFAR-10's shape, a dense network 3072-200-100-10, 10 clients a round, one epoch of
 batches of 64. W2: 100 clients of 200 images of 28 x 28, two convolutions and two dense layers (1.7 million parameters),
 10 clients a round, batches of 32. Every contestant is a process of its own, and they play in turn; evaluations are off.
-The floor is the arithmetic alone at the rate of one large product with all cores. `first` is the first round, with what
-a framework starts or compiles in it; memory is the largest proportional set size after a round, workers included.
+The floor is the arithmetic alone at the rate of one large product with all cores, the median of one a round. `first` is
+the first round, with what a framework starts or compiles in it; memory is the largest proportional set size after a
+round, workers included.
 """.strip()
 PAGE = HERE.parent / "docs" / "results" / "speed.md"
 
