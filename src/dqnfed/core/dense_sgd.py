@@ -8,12 +8,13 @@ from one batch to the next, and a step is few calls: threads side by side wait f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dqnfed.core.dense import IN_PLACE, DenseChain, pull_back
+from dqnfed.core.dense import IN_PLACE, DenseChain, Weights, pull_back
 from dqnfed.core.gradients import ByHand, Slope, task_shares
 from dqnfed.core.problem import Task
 
@@ -53,29 +54,31 @@ class Descent:
                 torch.addmm(bias, seen[k], self._turned[k], out=seen[k + 1])
             if layer.activation:
                 IN_PLACE[layer.activation](seen[k + 1])
+        if self._moving is None:
+            changed, beta, alpha = self._weights, 1.0 - self._lr * self._decay, -self._lr * share
+        else:
+            changed, beta, alpha = self._moving, self._momentum, share
         delta = slope(seen[-1])
         turned = delta.t()
         for k in reversed(range(len(self._layers))):
             if k:
                 torch.mm(delta, self._weights[k].matrix, out=deltas[k - 1])
                 pull_back(self._layers[k - 1].activation, deltas[k - 1], seen[k])
-            self._change(k, turned, seen[k], ones, share)
+            matrix, bias = changed[k]
+            matrix.addmm_(turned, seen[k], beta=beta, alpha=alpha)
+            if bias is not None:
+                bias.addmv_(turned, ones, beta=beta, alpha=alpha)
             if k:
                 delta, turned = deltas[k - 1], all_turned[k - 1]
+        if self._moving is not None:
+            self._follow(self._moving)
 
-    def _change(self, k: int, turned: Tensor, seen: Tensor, ones: Tensor, share: float) -> None:
-        """Change a layer, given the derivative [outputs, n] in what it makes of its inputs."""
-        lr, decay, weights = self._lr, self._decay, self._weights[k]
-        changed, beta, alpha = weights, 1.0 - lr * decay, -lr * share
-        if self._moving is not None:
-            changed, beta, alpha = self._moving[k], self._momentum, share
-        changed.matrix.addmm_(turned, seen, beta=beta, alpha=alpha)
-        if changed.bias is not None:
-            changed.bias.addmv_(turned, ones, beta=beta, alpha=alpha)
-        if self._moving is not None:
-            for place, speed in zip(weights, changed, strict=True):
+    def _follow(self, moving: Sequence[Weights]) -> None:
+        """Move all layers with their velocities, to which weight decay is added."""
+        for weights, speeds in zip(self._weights, moving, strict=True):
+            for place, speed in zip(weights, speeds, strict=True):
                 if place is not None and speed is not None:
-                    place.add_(speed.add_(place, alpha=decay) if decay else speed, alpha=-lr)
+                    place.add_(speed.add_(place, alpha=self._decay) if self._decay else speed, alpha=-self._lr)
 
 
 def dense_sgd(task: Task, theta: Tensor, found: ByHand, *, momentum: float, decay: float) -> None:
