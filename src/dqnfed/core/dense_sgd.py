@@ -2,100 +2,110 @@
 
 A step on a small batch is bound by memory as much as by arithmetic. Here the gradient of a weight matrix is never
 stored: its product is added, times minus the learning rate, to the weights themselves (GEMM's own `beta C + alpha A
-B`), which saves two of the three passes over the weights that an optimiser makes. What a step writes has its place
-from one batch to the next, and a step is few calls: threads side by side wait for each other at every one of them.
+B`), which saves two of the three passes over the weights that an optimiser makes. Everything that a step reads and
+writes has its place, so that its calls are laid out once: between two products that have swept the caches, every other
+instruction is a slow one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dqnfed.core.dense import IN_PLACE, DenseChain, Weights, pull_back
-from dqnfed.core.gradients import ByHand, Slope, task_shares
+from dqnfed.core.dense import IN_PLACE, DenseChain, pull_back
+from dqnfed.core.gradients import ByHand, task_shares
 from dqnfed.core.problem import Task
 
-
-class Places(NamedTuple):
-    """What a step on n examples writes."""
-
-    seen: list[Tensor]  # every layer's inputs [n, units] and, last, the outputs
-    deltas: list[Tensor]  # the loss' derivatives [n, units] in what the layers but the last make of their inputs
-    turned: list[Tensor]  # their transposes
-    ones: Tensor  # [n]
+Calls = list[Callable[[], object]]
 
 
-class Descent:
-    """SGD on the layers that a vector theta holds, in place."""
+class Batch(NamedTuple):
+    """The place of what a step looks at."""
 
-    def __init__(self, chain: DenseChain, theta: Tensor, *, lr: float, momentum: float, decay: float) -> None:
-        self._layers, self._weights = chain.layers, chain.views(theta)
-        self._turned = [matrix.t() for matrix, _ in self._weights]
-        self._moving = chain.views(torch.zeros_like(theta)) if momentum else None
-        self._lr, self._momentum, self._decay = lr, momentum, decay
+    features: Tensor  # [n, d]
+    wanted: Tensor  # [n, c]
+    shares: Tensor | float  # [n, 1], or the same for all: of the mean whose gradient is followed
 
-    def places(self, features: Tensor) -> Places:
-        """Return places for steps on features [n, d], which are looked at again in every step."""
-        made = [features.new_empty(len(features), layer.n_outputs) for layer in self._layers]
-        deltas = [torch.empty_like(hidden) for hidden in made[:-1]]
-        return Places([features, *made], deltas, [delta.t() for delta in deltas], features.new_ones(len(features)))
 
-    def step(self, places: Places, slope: Slope, share: float) -> None:
-        """Take one step; its gradient is `share` times that of the loss whose derivative in the outputs is `slope`."""
-        seen, deltas, all_turned, ones = places
-        for k, layer in enumerate(self._layers):
-            bias = self._weights[k].bias
-            if bias is None:
-                torch.mm(seen[k], self._turned[k], out=seen[k + 1])
-            else:
-                torch.addmm(bias, seen[k], self._turned[k], out=seen[k + 1])
-            if layer.activation:
-                IN_PLACE[layer.activation](seen[k + 1])
-        if self._moving is None:
-            changed, beta, alpha = self._weights, 1.0 - self._lr * self._decay, -self._lr * share
-        else:
-            changed, beta, alpha = self._moving, self._momentum, share
-        delta = slope(seen[-1])
-        turned = delta.t()
-        for k in reversed(range(len(self._layers))):
-            if k:
-                torch.mm(delta, self._weights[k].matrix, out=deltas[k - 1])
-                pull_back(self._layers[k - 1].activation, deltas[k - 1], seen[k])
-            matrix, bias = changed[k]
-            matrix.addmm_(turned, seen[k], beta=beta, alpha=alpha)
-            if bias is not None:
-                bias.addmv_(turned, ones, beta=beta, alpha=alpha)
-            if k:
-                delta, turned = deltas[k - 1], all_turned[k - 1]
-        if self._moving is not None:
-            self._follow(self._moving)
+class Sgd(NamedTuple):
+    """How steps are taken."""
 
-    def _follow(self, moving: Sequence[Weights]) -> None:
-        """Move all layers with their velocities, to which weight decay is added."""
-        for weights, speeds in zip(self._weights, moving, strict=True):
-            for place, speed in zip(weights, speeds, strict=True):
-                if place is not None and speed is not None:
-                    place.add_(speed.add_(place, alpha=self._decay) if self._decay else speed, alpha=-self._lr)
+    lr: float
+    momentum: float
+    decay: float
 
 
 def dense_sgd(task: Task, theta: Tensor, found: ByHand, *, momentum: float, decay: float) -> None:
     """Change theta by the task's local steps; `decay` is on theta, the ridge included."""
-    descent = Descent(found.chain, theta, lr=float(task.lr), momentum=momentum, decay=decay)
-    features, width = found.features, task.batches.shape[-1]
+    features, wanted, width = found.features, found.wanted, task.batches.shape[-1]
+    velocity = torch.zeros_like(theta) if momentum else None
+    lay_out = partial(step_calls, found.chain, theta, velocity, found.slope, Sgd(float(task.lr), momentum, decay))
     if width == 0:
-        places, slope = descent.places(features), found.weighted_slope(task_shares(task))
+        calls = lay_out(Batch(features, wanted, task_shares(task)[:, None]))
         for _ in task.batches:
-            descent.step(places, slope, 1.0)
+            _make(calls)
         return
-    room, made = features.new_empty(width, features.shape[1]), dict[int, Places]()
-    for batch, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
+    room, goals = features.new_empty(width, features.shape[1]), wanted.new_empty(width, wanted.shape[1])
+    laid_out: dict[int, tuple[Batch, Calls]] = {}
+    for rows, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
         if n_rows == 0:
             continue
-        rows = batch if n_rows == width else batch[batch >= 0]
-        if n_rows not in made:
-            made[n_rows] = descent.places(room[:n_rows])
-        torch.index_select(features, 0, rows, out=made[n_rows].seen[0])
-        descent.step(made[n_rows], found.slope_at(rows), 1.0 / n_rows)
+        if n_rows not in laid_out:
+            batch = Batch(room[:n_rows], goals[:n_rows], 1.0 / n_rows)
+            laid_out[n_rows] = batch, lay_out(batch)
+        batch, calls = laid_out[n_rows]
+        real = rows if n_rows == width else rows[rows >= 0]
+        torch.index_select(features, 0, real, out=batch.features)
+        torch.index_select(wanted, 0, real, out=batch.wanted)
+        _make(calls)
+
+
+def step_calls(
+    chain: DenseChain,
+    theta: Tensor,
+    velocity: Tensor | None,
+    slope: Callable[[Tensor, Tensor], Tensor],
+    sgd: Sgd,
+    batch: Batch,
+) -> Calls:
+    """Return the calls that make one step of SGD on whatever is in the batch's place; theta changes in place."""
+    weights, layers, n = chain.views(theta), chain.layers, len(batch.features)
+    changed, beta, alpha = weights, 1.0 - sgd.lr * sgd.decay, -sgd.lr
+    if velocity is not None:
+        changed, beta, alpha = chain.views(velocity), sgd.momentum, 1.0
+    made = [theta.new_empty(n, layer.n_outputs) for layer in layers]
+    deltas = [torch.empty_like(outputs) for outputs in made]  # the loss' derivative before every activation
+    seen, ones = [batch.features, *made], theta.new_ones(n)
+
+    calls: Calls = []
+    for k, (matrix, bias) in enumerate(weights):
+        if bias is None:
+            calls.append(partial(torch.mm, seen[k], matrix.t(), out=made[k]))
+        else:
+            calls.append(partial(torch.addmm, bias, seen[k], matrix.t(), out=made[k]))
+        if layers[k].activation:
+            calls.append(partial(IN_PLACE[layers[k].activation], made[k]))
+    calls.append(lambda: torch.mul(slope(made[-1], batch.wanted), batch.shares, out=deltas[-1]))
+    for k in reversed(range(len(layers))):
+        if k:
+            calls.append(partial(torch.mm, deltas[k], weights[k].matrix, out=deltas[k - 1]))
+            if name := layers[k - 1].activation:
+                calls.append(partial(pull_back, name, deltas[k - 1], seen[k]))
+        matrix, bias = changed[k]
+        calls.append(partial(matrix.addmm_, deltas[k].t(), seen[k], beta=beta, alpha=alpha))
+        if bias is not None:
+            calls.append(partial(bias.addmv_, deltas[k].t(), ones, beta=beta, alpha=alpha))
+    if velocity is not None:
+        if sgd.decay:
+            calls.append(partial(velocity.add_, theta, alpha=sgd.decay))
+        calls.append(partial(theta.add_, velocity, alpha=-sgd.lr))
+    return calls
+
+
+def _make(calls: Calls) -> None:
+    for call in calls:
+        call()

@@ -207,11 +207,6 @@ class ByHand(NamedTuple):
         """Return the derivative of the weighted sum of all examples' losses."""
         return lambda outputs: self.slope(outputs, self.wanted).mul_(shares[:, None])
 
-    def slope_at(self, rows: Tensor) -> Slope:
-        """Return the derivative of the plain sum of some examples' losses."""
-        wanted = self.wanted.index_select(0, rows)
-        return lambda outputs: self.slope(outputs, wanted)
-
 
 @torch.no_grad()
 def by_hand(problem: Problem, inputs: Tensor, targets: Tensor) -> ByHand | None:
