@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from dqnfed.core.problem import Problem
 from dqnfed.sim import evaluate
-from dqnfed.sim.evaluate import judge, judge_personal, segment_means
+from dqnfed.sim.evaluate import Judged, judge, judge_personal, judge_personal_together, segment_means
 from tests.helpers.bowls import Case, network_bowl, normal, quadratic_bowl, softmax_bowl, task_of
 
 
@@ -37,11 +39,12 @@ def test_flat_batches_equal_a_loop_over_clients(
     assert torch.equal(without.loss, found.loss)
 
 
-def test_personal_models_are_judged_on_their_own_client() -> None:
-    case = network_bowl()
+@pytest.mark.parametrize("judged", [judge_personal, judge_personal_together])
+@pytest.mark.parametrize("case", [softmax_bowl(), network_bowl()])
+def test_personal_models_are_judged_on_their_own_client(case: Case, judged: Callable[..., Judged]) -> None:
     clients = torch.tensor([4, 1])
     thetas = normal(2, case.problem.n_parameters, seed=4)
-    found = judge_personal(case.problem, thetas, case.federation.train, clients)
+    found = judged(case.problem, thetas, case.federation.train, clients)
     assert found.score is not None
     for k, c in enumerate(clients.tolist()):
         loss, score = by_hand(case.problem, thetas[k], case, c)
