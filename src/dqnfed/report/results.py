@@ -258,9 +258,14 @@ def measured(table: str, commands: Sequence[str], n_jobs: str | None) -> Path:
     """Run a page's commands, each into the folder of its experiment, and return the folder above; it can be resumed."""
     for command in commands:
         program, *rest = shlex.split(command)
-        extra = ["--out", str(RUNS / table / rest[1]), *(["--jobs", n_jobs] if n_jobs else [])]
+        extra = ["--out", str(RUNS / table / experiment_of(rest)), *(["--jobs", n_jobs] if n_jobs else [])]
         subprocess.run([str(Path(sys.executable).with_name(program)), *rest, *extra], check=True)
     return RUNS / table
+
+
+def experiment_of(words: Sequence[str]) -> str:
+    """Return the name of a command's experiment: the preset's, unless `--set name=...` gives another."""
+    return next((word.removeprefix("name=") for word in words if word.startswith("name=")), words[1])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

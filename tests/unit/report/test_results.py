@@ -270,14 +270,14 @@ def test_a_page_is_measured_by_its_own_commands(tmp_path: Path, monkeypatch: pyt
     folder.mkdir(parents=True)
     (folder / "both.md").write_text(f"{BEGIN}\n{END}\n")
     command = "dqnfed compare digits --algorithms fedavg --rounds 2 --seeds 0:3 --quiet"
-    renamed = command.replace("digits", "digits-softmax")
+    renamed = command + " --set name=twice --set train.lr=0.2"
     (folder / "tables.toml").write_text(f"[both]\ncommands = {json.dumps([command, renamed])}\n")
     assert commands_of("both") == [command, renamed]
     assert commands_of("other") == ["dqnfed compare other --seeds 0:5"]
     main(["both", "--run", "--seeds", "0", "--jobs", "1"])
     text = (folder / "both.md").read_text()
     assert f"```bash\n{command}\n{renamed}\n```".replace("0:3", "0") in text
-    assert [line for line in text.splitlines() if line.startswith("### ")] == ["### digits", "### digits-softmax"]
+    assert [line for line in text.splitlines() if line.startswith("### ")] == ["### digits", "### twice"]
     assert (folder / "figures" / "both-digits-clients.svg").is_file()
 
 
