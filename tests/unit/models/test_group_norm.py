@@ -34,3 +34,13 @@ def test_half_precision_stays_half_and_is_right_to_its_digits() -> None:
 def test_other_inputs_take_torchs_own_way() -> None:
     layer, x = ImageGroupNorm(2, 4).double(), normal(3, 4, 7, seed=5)
     assert torch.equal(layer(x), nn.functional.group_norm(x, 2, layer.weight, layer.bias))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_layer_is_the_layer(dtype: torch.dtype) -> None:
+    layer, x = ImageGroupNorm(2, 4), normal(3, 4, 5, 5, seed=6).to(dtype)
+    found = torch.compile(layer, fullgraph=True)(x)
+    assert found.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found.float(), nn.functional.group_norm(x.float(), 2), rtol=tolerance, atol=tolerance)
