@@ -55,6 +55,7 @@ from dqnfed.maths.gramian import combination_norm
 from dqnfed.maths.quasi_newton import (
     MemoryProducts,
     Pairs,
+    Secant,
     compact_inverse,
     empty_pairs,
     memory_products,
@@ -62,6 +63,7 @@ from dqnfed.maths.quasi_newton import (
     metric_gramian,
     no_pairs,
     probe_length,
+    secant,
     secant_curvature,
     server_remembered,
 )
@@ -89,9 +91,9 @@ class CommonDescent(DescentLength):
         """Return the decrease that a client asks for which has learnt nothing, [] and positive."""
 
     def learnt_rate(
-        self, problem: Problem, task: Task, here: Here, memory: DescentMemory, s: Tensor, y: Tensor
+        self, problem: Problem, task: Task, here: Here, memory: DescentMemory, pair: Secant
     ) -> tuple[Tensor, DescentMemory]:
-        """Return the decrease that a client asks for after a step s that changed its gradient by y, and what it keeps.
+        """Return the decrease that a client asks for after a step that changed its gradient, and what it keeps.
 
         NaN if it cannot say yet; by default it learns nothing.
         """
@@ -173,10 +175,10 @@ class CommonDescent(DescentLength):
             return LocalUpdate(sent.theta - local), memory
         asked = (sent.theta, sent.theta_before) if isinstance(sent, Models) else (sent.theta,)
         (gradient, loss), *earlier = gradients_and_values(problem, asked, task)
-        curvature, change = torch.full_like(loss, torch.nan), gradient.new_zeros(0)
-        here = Here(sent.theta, gradient, loss)
+        here, change = Here(sent.theta, gradient, loss), gradient.new_zeros(0)
         if isinstance(sent, First):
             rate, kept = self.rate(problem, task, *here), memory
+            curvature = torch.full_like(loss, torch.nan)
         else:
             if isinstance(sent, Models):
                 s, y = sent.theta - sent.theta_before, gradient - earlier[0][0]
@@ -185,8 +187,9 @@ class CommonDescent(DescentLength):
                 was_here = memory.n_visits > 0  # a newcomer has no model before: its pair is zero and is skipped
                 s = torch.where(was_here, sent.theta - memory.theta, 0.0)
                 y = torch.where(was_here, gradient - memory.gradient, 0.0)
-            curvature = secant_curvature(s, y)
-            rate, kept = self.learnt_rate(problem, task, here, memory, s, y)
+            pair = secant(s, y)
+            curvature = pair.curvature
+            rate, kept = self.learnt_rate(problem, task, here, memory, pair)
         if self.cap:
             rate = torch.minimum(rate, 2.0 * (loss - problem.loss_floor))
         if self.keeps_model:

@@ -17,6 +17,7 @@ from dqnfed.core.gradients import is_on_host, loss_gradient
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.quasi_newton import (
     Pairs,
+    Secant,
     cauchy_rate,
     empty_pairs,
     host_lbfgs_rate,
@@ -96,18 +97,18 @@ class DQNFed(CommonDescent):
         return empty_pairs(self.memory, len(theta), theta.dtype, theta.device)
 
     def learnt_rate(
-        self, problem: Problem, task: Task, here: Here, memory: DescentMemory, s: Tensor, y: Tensor
+        self, problem: Problem, task: Task, here: Here, memory: DescentMemory, pair: Secant
     ) -> tuple[Tensor, DescentMemory]:
         if self.rates != "bfgs":
-            return super().learnt_rate(problem, task, here, memory, s, y)
+            return super().learnt_rate(problem, task, here, memory, pair)
         if self.memory == 1:
-            rate, scale = one_pair_rate(s, y, here.gradient, memory.scale)
+            rate, scale = one_pair_rate(pair, here.gradient, memory.scale)
             return rate, memory._replace(scale=scale)
-        if is_on_host(s):
-            pairs = server_remembered(memory.pairs, s, y)
+        if is_on_host(pair.s):
+            pairs = server_remembered(memory.pairs, pair.s, pair.y)
             rate = host_lbfgs_rate(pairs, here.gradient)
         else:
-            pairs = remembered(memory.pairs, s, y)
+            pairs = remembered(memory.pairs, pair.s, pair.y)
             rate = lbfgs_rate(pairs, here.gradient)
         return torch.where(pairs.n_pairs > 0, rate, torch.nan), memory._replace(pairs=pairs)
 

@@ -164,32 +164,52 @@ class OnePairRate(NamedTuple):
     scale: Tensor  # []  s'y / y'y of the newest pair; 0: there is none
 
 
-def one_pair_rate(s: Tensor, y: Tensor, g: Tensor, gam: Tensor, *, threshold: float = 0.1) -> OnePairRate:
-    """Return g'Hg with H of the pair (s, y) alone: what `remembered` and `lbfgs_rate` give with a memory of one pair.
+class Secant(NamedTuple):
+    """A pair and its products along the move, which both the curvature and the rate are made from."""
 
-    It takes six products of the three vectors, and of the pair before it no more than its scale gam, against which y is
+    s: Tensor  # [n]
+    y: Tensor  # [n]
+    ss: Tensor  # []
+    sy: Tensor  # []
+
+    @property
+    def curvature(self) -> Tensor:
+        """s'y / s's, the curvature of a loss along the move; NaN, or not finite, where there was no move."""
+        return self.sy / self.ss
+
+
+def secant(s: Tensor, y: Tensor) -> Secant:
+    """Return the pair with its products along the move."""
+    return Secant(s, y, _square(s), dot(s, y))
+
+
+def one_pair_rate(pair: Secant, g: Tensor, gam: Tensor, *, threshold: float = 0.1) -> OnePairRate:
+    """Return g'Hg with H of the pair alone: what `remembered` and `lbfgs_rate` give with a memory of one pair.
+
+    It takes six products of three vectors, and of the pair before it no more than its scale gam, against which y is
     damped: nothing n-long is kept. A pair without curvature is skipped; then H = gam I.
+
+    On a GPU every operation here is a launch for a handful of numbers, so there are as few as can be. Nothing keeps
+    the unused branch finite, since no derivative is taken of it; comparisons with NaN are false.
     """
-    ss, yy, gg = (torch.linalg.vector_norm(v).square() for v in (s, y, g))
-    sy, sg, yg = dot(s, y), dot(s, g), dot(y, g)
-    has_pair = gam > 0
-    inverse_scale = torch.where(has_pair, 1.0 / _divisor(has_pair, gam), 0.0)
+    s, y, ss, sy = pair
+    yy, gg, sg, yg = _square(y), _square(g), dot(s, g), dot(y, g)
+    inverse_scale = gam.reciprocal().nan_to_num(posinf=0.0)
     model = ss * inverse_scale
-    too_flat = has_pair & (sy < threshold * model)
-    phi = torch.where(too_flat, (1.0 - threshold) * model / _divisor(too_flat, model - sy), 1.0)
-    share = (1.0 - phi) * inverse_scale  # of s in the damped y = phi y + share s
-    sy, yy, yg = (
-        phi * sy + share * ss,
-        phi.square() * yy + 2.0 * phi * share * sy + share.square() * ss,
-        phi * yg + share * sg,
+    reach = (1.0 - threshold) * model
+    phi = (reach / torch.maximum(model - sy, reach)).nan_to_num(nan=1.0)  # 0 / 0: no pair before to damp against
+    share = torch.addcmul(inverse_scale, phi, inverse_scale, value=-1.0)  # of s in the damped y = phi y + share s
+    damped_sy = torch.addcmul(phi * sy, share, ss)
+    yy = torch.addcmul(share * damped_sy, phi, torch.addcmul(phi * yy, share, sy))
+    yg = torch.addcmul(phi * yg, share, sg)
+    curved = damped_sy > 1e-8 * (ss * yy).sqrt()
+    a = sg / damped_sy
+    rest = torch.addcmul(gg, a, torch.sub(a * yy, yg, alpha=2.0)).clamp(min=0.0)  # the square of g - a y
+    scale = damped_sy / yy
+    unlearnt = gam * gg * (gam / gam)  # NaN where there never was a pair
+    return OnePairRate(
+        torch.where(curved, torch.addcmul(sg * a, scale, rest), unlearnt), torch.where(curved, scale, gam)
     )
-    lengths = (ss * yy).sqrt()
-    curved = torch.logical_and(torch.isfinite(lengths), sy > 1e-8 * lengths)
-    scale = torch.where(curved, sy / _divisor(curved, yy), gam)
-    a = torch.where(curved, sg / _divisor(curved, sy), 0.0)
-    rest = torch.where(curved, gg - 2.0 * a * yg + a.square() * yy, gg).clamp(min=0.0)  # the square of g - a y
-    rate = scale * rest + torch.where(curved, sy, 0.0) * a.square()
-    return OnePairRate(torch.where(scale > 0, rate, torch.nan), scale)
 
 
 def lbfgs_inverse_product(pairs: Pairs, v: Tensor) -> Tensor:
@@ -225,8 +245,8 @@ def lbfgs_direct_rate(pairs: Pairs, g: Tensor, *, beta: float = 1.0) -> Tensor:
 
 def secant_curvature(s: Tensor, y: Tensor) -> Tensor:
     """Return s'y / s's, the curvature of a loss along the move s; NaN where there was no move."""
-    ss = dot(s, s)
-    return torch.where(ss > 0, dot(s, y) / _divisor(ss > 0, ss), torch.full_like(ss, torch.nan))
+    pair = secant(s, y)
+    return torch.where(pair.ss > 0, pair.curvature, torch.nan)
 
 
 def probe_length(theta: Tensor, g: Tensor, *, relative: float = 1e-4) -> Tensor:
@@ -292,6 +312,13 @@ def metric_combination(weights: FloatArray, G: Tensor, GP: FloatArray, pairs: Pa
         on_memory = torch.from_numpy(inverse.middle @ (GP.T @ weights)).to(step)
         step.addmv_(pairs.s.T, on_memory[:m]).addmv_(pairs.y.T, on_memory[m:])
     return step
+
+
+def _square(v: Tensor) -> Tensor:
+    if not v.is_cuda:
+        return dot(v, v)
+    length: Tensor = torch.linalg.vector_norm(v)  # vectorised, it writes nothing n-long, as products would
+    return length.square()
 
 
 def _kept(keep: Tensor, v: Tensor) -> Tensor:

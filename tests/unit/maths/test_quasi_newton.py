@@ -9,6 +9,7 @@ from torch.func import vmap
 
 from dqnfed.maths.directions import at_least_weights, rate_matching_weights
 from dqnfed.maths.quasi_newton import (
+    OnePairRate,
     Pairs,
     cauchy_rate,
     compact_inverse,
@@ -29,6 +30,7 @@ from dqnfed.maths.quasi_newton import (
     push_pair,
     remembered,
     scale,
+    secant,
     secant_curvature,
     server_remembered,
 )
@@ -342,7 +344,7 @@ def test_one_pair_needs_no_more_than_its_scale() -> None:
         y = (2.0 * s if step % 3 else -0.5 * s) + noise  # every third one is curved the wrong way
         n_damped += bool((pairs.n_pairs > 0) & (s @ y < 0.1 * s @ s / scale(pairs)))
         pairs = remembered(pairs, s, y)
-        found = one_pair_rate(s, y, g, gam)
+        found = one_pair_rate(secant(s, y), g, gam)
         gam = found.scale
         if pairs.n_pairs == 0:  # the first one is curved the wrong way, and there is none to damp it against
             assert found.rate.isnan()
@@ -354,20 +356,34 @@ def test_one_pair_needs_no_more_than_its_scale() -> None:
 
 def test_without_a_pair_the_rate_is_unknown_and_a_skipped_one_leaves_the_scale() -> None:
     g, nothing = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
-    unknown = one_pair_rate(nothing, nothing, g, torch.zeros((), dtype=torch.float64))
+    unknown = one_pair_rate(secant(nothing, nothing), g, torch.zeros((), dtype=torch.float64))
     assert unknown.rate.isnan()
     assert unknown.scale == 0.0
-    kept = one_pair_rate(nothing, nothing, g, torch.tensor(0.25, dtype=torch.float64))
+    kept = one_pair_rate(secant(nothing, nothing), g, torch.tensor(0.25, dtype=torch.float64))
     assert kept.rate == 0.25 * 4.0
     assert kept.scale == 0.25
 
 
+@pytest.mark.parametrize("gam", [0.0, 0.25])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_a_pair_that_is_no_number_is_skipped(gam: float, broken: float) -> None:
+    s, g = gaussian_rows(2, N)
+    y = torch.full_like(s, broken)
+    found = one_pair_rate(secant(s, y), g, torch.tensor(gam, dtype=torch.float64))
+    assert found.scale == gam
+    wanted = gam * g @ g if gam else torch.tensor(torch.nan, dtype=torch.float64)
+    torch.testing.assert_close(found.rate, wanted, equal_nan=True)
+
+
 def test_one_pair_rates_vectorise() -> None:
+    def rate(s: Tensor, y: Tensor, g: Tensor, gam: Tensor) -> OnePairRate:
+        return one_pair_rate(secant(s, y), g, gam)
+
     generator = torch.Generator().manual_seed(1)
     s, y, g = (torch.randn(5, 8, generator=generator, dtype=torch.float64) for _ in range(3))
     gam = torch.tensor([0.0, 0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
-    together = vmap(one_pair_rate)(s, y, g, gam)
+    together = vmap(rate)(s, y, g, gam)
     for k in range(5):
-        alone = one_pair_rate(s[k], y[k], g[k], gam[k])
+        alone = rate(s[k], y[k], g[k], gam[k])
         torch.testing.assert_close(together.rate[k], alone.rate, equal_nan=True)
         torch.testing.assert_close(together.scale[k], alone.scale)
