@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import ModuleModel, Problem
+from dqnfed.core.tensors import sent_to
 
 EXAMPLES_AT_ONCE = 8192  # bounds the activations of an evaluation on a GPU
 EXAMPLES_IN_CACHE = 1024  # and on a processor, which is slower when they fall out of its cache
@@ -56,7 +57,7 @@ def judge(
     """
     forward = forward or forward_of(problem)
     everyone = torch.equal(clients, torch.arange(len(examples.starts) - 1))
-    rows = None if everyone else examples.rows(clients).to(examples.inputs.device)
+    rows = None if everyone else sent_to(examples.inputs.device, examples.rows(clients))
     inputs = examples.inputs if rows is None else examples.inputs[rows]
     targets = examples.targets if rows is None else examples.targets[rows]
     size = EXAMPLES_AT_ONCE if inputs.is_cuda else EXAMPLES_IN_CACHE
@@ -65,12 +66,14 @@ def judge(
     losses = torch.cat([part for part, _ in found]).to(torch.float64)
     outputs = torch.cat([part for _, part in found])
     sizes = examples.sizes[clients]
-    means = segment_means(losses, sizes) + 0.5 * problem.ridge * float(theta.square().sum())
+    means = segment_means(losses, sizes)
+    if problem.ridge:
+        means = means + 0.5 * problem.ridge * theta.square().sum().double()
     if not with_score:
         return Judged(means.cpu(), None)
     padded = Examples(outputs, targets, torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)]))
-    index, mask = padded.padded_rows(torch.arange(len(clients)))
-    index, mask = index.to(outputs.device), mask.to(outputs.device, outputs.dtype)
+    index, real = padded.padded_rows(torch.arange(len(clients)))
+    index, mask = sent_to(outputs.device, index), sent_to(outputs.device, real).to(outputs.dtype)
     scores = vmap(problem.score)(outputs[index], targets[index], mask)
     return Judged(means.cpu(), scores.to("cpu", torch.float64))
 
@@ -92,7 +95,7 @@ def judge_personal(problem: Problem, thetas: Tensor, examples: Examples, clients
 def judge_personal_together(problem: Problem, thetas: Tensor, examples: Examples, clients: Tensor) -> Judged:
     """Return what `judge_personal` does, for all clients in one go: a GPU does nothing while it is asked one by one."""
     rows, real = examples.padded_rows(clients)
-    rows, real = rows.to(examples.inputs.device), real.to(thetas.device)
+    rows, real = sent_to(examples.inputs.device, rows), sent_to(thetas.device, real)
     mask, targets = real.to(thetas.dtype), examples.targets[rows]
     outputs = vmap(problem.predict)(thetas, examples.inputs[rows])
     losses = vmap(problem.losses)(outputs, targets).where(real, 0.0).double().sum(1) / real.sum(1)
