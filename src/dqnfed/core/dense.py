@@ -91,25 +91,39 @@ class DenseChain:
                 delta = pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
         return found, seen[-1]
 
-    def formula(self, theta: Tensor, features: Tensor, slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return what `gradient` does, in operations that vectorise over clients and can be differentiated again."""
-        outputs, changes = self.changes(self.views(theta), features, slope)
-        return self.joined(changes), outputs
+    def formula(
+        self, theta: Tensor, features: Tensor, judged: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient and the loss, in operations that vectorise over clients and can be differentiated again.
 
-    def changes(
-        self, weights: Sequence[Weights], features: Tensor, slope: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, list[Weights]]:
-        """Return the outputs and the loss' derivative in every layer's parameters; nothing is done in place."""
+        `judged` gives the loss' derivative [N, c] in the outputs, and the loss.
+        """
+        weights = self.views(theta)
+        seen = self.seen(weights, features)
+        delta, loss = judged(seen[-1])
+        return self.joined(self.traced_back(weights, seen, delta)), loss
+
+    def changes(self, weights: Sequence[Weights], features: Tensor, slope: Callable[[Tensor], Tensor]) -> list[Weights]:
+        """Return the loss' derivative in every layer's parameters; nothing is done in place."""
+        seen = self.seen(weights, features)
+        return self.traced_back(weights, seen, slope(seen[-1]))
+
+    def seen(self, weights: Sequence[Weights], features: Tensor) -> list[Tensor]:
+        """Return what `forward` does, with nothing done in place."""
         seen = [features]
         for layer, (matrix, bias) in zip(self.layers, weights, strict=True):
             h = seen[-1] @ matrix.t()
             seen.append(FRESH[layer.activation](h if bias is None else h + bias))
-        delta, found = slope(seen[-1]), []
+        return seen
+
+    def traced_back(self, weights: Sequence[Weights], seen: Sequence[Tensor], delta: Tensor) -> list[Weights]:
+        """Return the derivative in every layer's parameters from that in the outputs."""
+        found = []
         for k in reversed(range(len(weights))):
             found.append(Weights(delta.t() @ seen[k], None if weights[k].bias is None else delta.sum(0)))
             if k:
                 delta = pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
-        return seen[-1], found[::-1]
+        return found[::-1]
 
     def joined(self, weights: Sequence[Weights]) -> Tensor:
         """Return the vector that the layers' parts make up."""

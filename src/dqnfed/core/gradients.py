@@ -26,6 +26,7 @@ from dqnfed.core.problem import (
 from dqnfed.core.tensors import named_parameters
 
 Slope = Callable[[Tensor], Tensor]  # outputs [N, c] -> derivative [N, c]
+Judged = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs [N, c] -> derivative [N, c], value []
 EXAMPLES_AT_ONCE = 1024  # of one client's on a GPU, outside vmap
 
 
@@ -47,7 +48,8 @@ def gradients_and_values(problem: Problem, thetas: Sequence[Tensor], task: Task)
         by_formula = by_hand(problem, inputs, task.targets)
         return [mean_gradient(problem, theta, inputs, task.targets, shares, by_formula) for theta in thetas]
     if (found := in_formulas(problem, task)) is not None:
-        return [_by_formula(problem, theta, found, task.targets, shares) for theta in thetas]
+        judged = weighted_loss(problem, found.chain, task.targets, shares)
+        return [_by_formula(problem, theta, found, judged) for theta in thetas]
     if task.inputs.is_cuda and not is_transformed() and not thetas[0].requires_grad and is_usual(problem):
         return [by_parts(problem, theta, task, shares) for theta in thetas]
     return [grad_and_value(problem.loss)(theta, task) for theta in thetas]
@@ -61,7 +63,8 @@ def batch_gradient(problem: Problem, theta: Tensor, task: Task, batch: Tensor) -
         if (found := in_formulas(problem, task)) is not None:
             rows = batch.clamp(min=0)
             features = Features(found.chain, found.features[rows])
-            return _by_formula(problem, theta, features, task.targets[rows], batch_shares(task, batch))[0]
+            judged = weighted_loss(problem, found.chain, task.targets[rows], batch_shares(task, batch))
+            return _by_formula(problem, theta, features, judged)[0]
         slope: Tensor = grad_and_value(problem.batch_loss)(theta, task, batch)[0]
         return slope
     rows = batch[batch >= 0]
@@ -100,17 +103,29 @@ def weighted_slopes(problem: Problem, targets: Tensor, shares: Tensor) -> Slope:
     )
 
 
+def weighted_loss(problem: Problem, chain: DenseChain, targets: Tensor, shares: Tensor) -> Judged:
+    """Return a function that gives the derivative and the value of the weighted sum of the losses, and vectorises."""
+    if problem.losses is not cross_entropies:
+        slopes = weighted_slopes(problem, targets, shares)
+        return lambda outputs: (slopes(outputs), (problem.losses(outputs, targets) * shares).sum())
+    counted = (shares * (targets >= 0))[:, None]  # targets that are no class are left out
+    missing = (targets[:, None] == torch.arange(chain.layers[-1].n_outputs, device=targets.device)) * -counted
+
+    def judged(outputs: Tensor) -> tuple[Tensor, Tensor]:
+        logs = torch.log_softmax(outputs, dim=1)  # serve both
+        return torch.addcmul(missing, logs.exp(), counted), (logs * missing).sum()
+
+    return judged
+
+
 def batch_shares(task: Task, batch: Tensor) -> Tensor:
     """Return every row's share of the mean over a batch; entries of -1 have none."""
     mask = (batch >= 0).to(task.mask.dtype)
     return mask / mask.sum().clamp(min=1)
 
 
-def _by_formula(
-    problem: Problem, theta: Tensor, found: Features, targets: Tensor, shares: Tensor
-) -> tuple[Tensor, Tensor]:
-    slope, outputs = found.chain.formula(theta, found.features, weighted_slopes(problem, targets, shares))
-    loss = (problem.losses(outputs, targets) * shares).sum()
+def _by_formula(problem: Problem, theta: Tensor, found: Features, judged: Judged) -> tuple[Tensor, Tensor]:
+    slope, loss = found.chain.formula(theta, found.features, judged)
     if problem.ridge:
         slope, loss = slope + problem.ridge * theta, loss + 0.5 * problem.ridge * theta.square().sum()
     return slope, loss

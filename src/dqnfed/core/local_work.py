@@ -114,7 +114,7 @@ def sgd_by_layers(
             rows = batch.clamp(min=0)
             features, targets, shares = features[rows], targets[rows], batch_shares(task, batch)
             lr = lr * (batch >= 0).any()
-        _, steps = chain.changes(weights, features, weighted_slopes(problem, targets, lr * shares))
+        steps = chain.changes(weights, features, weighted_slopes(problem, targets, lr * shares))
         kept = 1.0 - lr * decay if decay else None
         moved = [_moved(place, step, kept) for place, step in zip(weights, steps, strict=True)]
         if corrections is not None:
