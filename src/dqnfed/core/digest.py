@@ -19,7 +19,7 @@ class DigestPlan(NamedTuple):
     """Which fields of an answer a digest is of."""
 
     numbers: tuple[str, ...]  # one number a client each
-    vectors: tuple[str, ...]  # longer ones in which every number must be finite
+    vectors: tuple[str, ...]  # longer ones in which every number must be finite, but for those with a Gramian
     gramians: tuple[str, ...]  # whose rows' products are wanted
 
 
@@ -63,7 +63,7 @@ def digest_plan(updates: tuple[Any, ...], optional: tuple[str, ...], gramian_of:
     fields = {name: t for name, t in named_tensors(updates).items() if t.is_floating_point() and t.numel()}
     return DigestPlan(
         tuple(name for name, t in fields.items() if t.dim() == 1),
-        tuple(name for name, t in fields.items() if t.dim() > 1 and name not in optional),
+        tuple(name for name, t in fields.items() if t.dim() > 1 and name not in (*optional, gramian_of)),
         tuple(name for name in fields if name == gramian_of),
     )
 
@@ -71,20 +71,21 @@ def digest_plan(updates: tuple[Any, ...], optional: tuple[str, ...], gramian_of:
 def packed_digest(plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | None) -> Tensor:
     """Return the digest as one float64 vector, where the answers are; a GPU is not waited for, so a graph may hold it.
 
-    Norms are in the precision of their field, as `screen` takes them, and the products as `gramian` does.
+    Norms are in the precision of their field, as `screen` takes them, and the products as `gramian` does; of these the
+    diagonal holds the squared norms.
     """
     fields = named_tensors(updates)
     if theta is None:
         length = next(iter(fields.values())).new_full((), torch.nan, dtype=torch.float64)
     else:
         length = torch.linalg.vector_norm(theta, dtype=torch.float64)
-    parts = [
-        length.reshape(1),
-        *(fields[name].double() for name in plan.numbers),
-        *(torch.linalg.vector_norm(fields[name].flatten(1), dim=1).double() for name in plan.vectors),
-        *(resident_gramian(fields[name].flatten(1)).reshape(-1) for name in plan.gramians),
+    columns = [
+        *(fields[name] for name in plan.numbers),
+        *(torch.linalg.vector_norm(fields[name].flatten(1), dim=1) for name in plan.vectors),
     ]
-    return torch.cat(parts)
+    products = [resident_gramian(fields[name].flatten(1)).reshape(-1) for name in plan.gramians]
+    joined = [torch.cat(columns).double()] if columns else []  # converted together: on a GPU every call counts
+    return torch.cat([length.reshape(1), *joined, *products])
 
 
 def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int) -> Digest:
@@ -95,7 +96,9 @@ def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int) -> Dig
     numbers = dict(zip(plan.numbers, columns, strict=False))
     norms = {name: np.abs(values) for name, values in numbers.items()}
     norms.update(zip(plan.vectors, columns[len(numbers) :], strict=True))
-    return Digest(float(packed[0]), numbers, norms, dict(zip(plan.gramians, products, strict=True)))
+    gramians = dict(zip(plan.gramians, products, strict=True))
+    norms.update((name, np.sqrt(products.diagonal())) for name, products in gramians.items())
+    return Digest(float(packed[0]), numbers, norms, gramians)
 
 
 def field_gramian(rows: Tensor, digest: Digest | None, field: str) -> FloatArray:

@@ -108,12 +108,13 @@ def weighted_loss(problem: Problem, chain: DenseChain, targets: Tensor, shares: 
     if problem.losses is not cross_entropies:
         slopes = weighted_slopes(problem, targets, shares)
         return lambda outputs: (slopes(outputs), (problem.losses(outputs, targets) * shares).sum())
-    counted = (shares * (targets >= 0))[:, None]  # targets that are no class are left out
-    missing = (targets[:, None] == torch.arange(chain.layers[-1].n_outputs, device=targets.device)) * -counted
+    shares = (shares * (targets >= 0))[:, None]  # targets that are no class are left out
+    wanted = _one_hot(targets, chain.layers[-1].n_outputs, shares.dtype)
+    blame = wanted * -shares
 
     def judged(outputs: Tensor) -> tuple[Tensor, Tensor]:
-        logs = torch.log_softmax(outputs, dim=1)  # serve both
-        return torch.addcmul(missing, logs.exp(), counted), (logs * missing).sum()
+        slope = _cross_entropy_slope(outputs, wanted) * shares
+        return slope, (torch.log_softmax(outputs, dim=1) * blame).sum()
 
     return judged
 

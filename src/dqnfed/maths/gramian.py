@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from math import nan, sqrt
 
 import numpy as np
@@ -88,8 +88,7 @@ def _device_products(G: Tensor, others: list[Tensor], block: int) -> FloatArray:
 
 def _resident_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
     dtype = torch.promote_types(G.dtype, torch.float32)
-    size = len(G) + sum(map(len, others))
-    products = torch.zeros(size, size, dtype=torch.float64, device=G.device)
+    parts: list[Tensor] = []
     with _whole_precision():
         for start in range(0, G.shape[1], DEVICE_COLUMNS):
             rows, *more = (matrix[:, start : start + DEVICE_COLUMNS].to(dtype) for matrix in (G, *others))
@@ -97,10 +96,12 @@ def _resident_products(G: Tensor, others: list[Tensor], block: int) -> Tensor:
             n_blocks, rest = divmod(joined.shape[1], block)
             if n_blocks:  # all in one launch, which a single product of few rows would not fill a GPU with
                 blocks = joined[:, : n_blocks * block].unflatten(1, (n_blocks, block)).transpose(0, 1)
-                products += (blocks @ blocks.mT).sum(0, dtype=torch.float64)
+                parts.append((blocks @ blocks.mT).sum(0, dtype=torch.float64))
             if rest:
-                products += joined[:, -rest:] @ joined[:, -rest:].T
-    return products
+                parts.append(joined[:, -rest:] @ joined[:, -rest:].T)
+    if not parts:
+        return torch.zeros((len(G) + sum(map(len, others)),) * 2, dtype=torch.float64, device=G.device)
+    return reduce(torch.add, parts).double()
 
 
 @contextmanager

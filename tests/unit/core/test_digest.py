@@ -51,8 +51,8 @@ def digest_of(updates: Update, theta: Tensor | None = None) -> Digest:
 
 def test_what_is_digested_follows_from_the_fields() -> None:
     plan = digest_plan(answers(), OPTIONAL, "gradient")
-    assert plan == DigestPlan(("rate", "inner.share"), ("gradient", "kernel"), ("gradient",))
-    assert digest_plan(answers(), OPTIONAL, "").gramians == ()
+    assert plan == DigestPlan(("rate", "inner.share"), ("kernel",), ("gradient",))  # whose Gramian has its norms
+    assert digest_plan(answers(), OPTIONAL, "") == DigestPlan(("rate", "inner.share"), ("gradient", "kernel"), ())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -64,9 +64,9 @@ def test_it_holds_what_looking_at_the_answers_gives(dtype: torch.dtype, K: int) 
     assert np.array_equal(found.numbers["rate"], updates.rate.double().numpy())
     assert np.array_equal(found.numbers["inner.share"], updates.inner.share.double().numpy())
     assert np.array_equal(found.norms["inner.share"], updates.inner.share.abs().double().numpy())
-    assert np.array_equal(found.norms["gradient"], updates.gradient.norm(dim=1).double().numpy())
     assert np.array_equal(found.norms["kernel"], updates.kernel.flatten(1).norm(dim=1).double().numpy())
     eps = torch.finfo(dtype).eps
+    np.testing.assert_allclose(found.norms["gradient"], updates.gradient.norm(dim=1).double().numpy(), rtol=8 * eps)
     np.testing.assert_allclose(
         found.gramians["gradient"], gramian(updates.gradient).numpy(), rtol=8 * eps, atol=8 * eps
     )
@@ -82,7 +82,7 @@ def test_screening_by_the_digest_is_screening_by_the_answers(bad: float, field: 
     by_look = screen(updates, Policy(), SCALES, OPTIONAL)
     by_digest = screen(updates, Policy(), SCALES, OPTIONAL, digest=digest_of(updates))
     assert by_digest.kept.tolist() == by_look.kept.tolist()
-    assert by_digest.factors.tolist() == by_look.factors.tolist()
+    torch.testing.assert_close(by_digest.factors, by_look.factors, rtol=1e-14, atol=0.0)  # norms of their own rounding
     assert by_digest.dropped == by_look.dropped
 
 
