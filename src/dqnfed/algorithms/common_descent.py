@@ -133,7 +133,7 @@ class CommonDescent(DescentLength):
     def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
         theta = problem.theta0
         kept = theta.new_zeros(len(theta) if self.keeps_model else 0)
-        n_visits = theta.new_zeros((), dtype=torch.int64)
+        n_visits = theta.new_zeros(() if self.keeps_model else 0, dtype=torch.int64)
         return DescentMemory(self.empty_memory(theta), theta.new_zeros(()), kept, kept.clone(), n_visits)
 
     def send(self, server: DescentServer) -> First | Model | Models | Probe | Trial:

@@ -39,7 +39,7 @@ class DescentMemory(NamedTuple):
     scale: Tensor  # []               of its newest pair, when it keeps no more of it; 0: none yet
     theta: Tensor  # [n] or [0]       the model it saw last, when it keeps it
     gradient: Tensor  # [n] or [0]    its gradient there
-    n_visits: Tensor  # []
+    n_visits: Tensor  # [] or [0]     asked for when it keeps the model
 
 
 class Here(NamedTuple):

@@ -21,7 +21,7 @@ class Pairs(NamedTuple):
 
     s: Tensor  # [m, n]
     y: Tensor  # [m, n]
-    n_pairs: Tensor  # []  int64, how many slots are used
+    n_pairs: Tensor  # [] int64, how many slots are used; [0] where there are none
 
 
 class CompactInverse(NamedTuple):
@@ -128,7 +128,7 @@ def server_remembered(pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
 def no_pairs(theta: Tensor) -> Pairs:
     """Return the memory that holds nothing and takes no room: the identity metric."""
     empty = theta.new_zeros(0, len(theta))
-    return Pairs(empty, empty.clone(), torch.zeros((), dtype=torch.int64, device=theta.device))
+    return Pairs(empty, empty.clone(), theta.new_zeros(0, dtype=torch.int64))
 
 
 def lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class LocalClients:
         memory = state.memory.get(clients, tasks)
         answers = Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
         if phase == 0 and tasks.mask.is_cuda:
-            _look_ahead(setup, state.round + 1)
+            _look_ahead(setup, state)
         return answers
 
     def _digested(
@@ -87,7 +87,7 @@ class LocalClients:
         memory = state.memory.get(clients, tasks if state.memory.knows(clients) else feed.looked_up(tasks))
         updates, kept, arrived = runner.digested(setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up)
         if phase == 0:
-            _look_ahead(setup, state.round + 1)  # before the GPU is waited for
+            _look_ahead(setup, state)  # before the GPU is waited for
         return Answers(clients, updates, kept, [], arrived() if arrived is not None else None)
 
     def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
@@ -125,8 +125,10 @@ class LocalClients:
         return self._forwards.setdefault(id(problem), GraphedFunction(forward_of(problem)))
 
 
-def _look_ahead(setup: Setup, round: int) -> None:
+def _look_ahead(setup: Setup, state: State) -> None:
     """Draw the next round's tasks while the GPU is busy, unless the method chooses its cohort itself."""
-    n_clients = setup.federation.n_clients
+    round, n_clients = state.round + 1, setup.federation.n_clients
     if round < setup.rounds and type(setup.algorithm).cohort is Algorithm.cohort:
-        setup.feed.look_ahead(sampled_clients(setup.seed, round, n_clients, setup.cohort_size), round)
+        clients = sampled_clients(setup.seed, round, n_clients, setup.cohort_size)
+        setup.feed.look_ahead(clients, round)
+        state.memory.look_ahead(clients)

@@ -27,6 +27,12 @@ def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
     return torch.from_numpy(np.sort(chosen))
 
 
+@lru_cache(maxsize=8)  # of a feed or two
+def _filled(value: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of one number; nothing writes into it, so that every round's tasks may hold the same."""
+    return torch.full(shape, value, dtype=dtype, device=device)
+
+
 class Feed:
     """Makes the stacked tasks of a cohort; the last cohort's examples are kept, since they often come again."""
 
@@ -42,6 +48,9 @@ class Feed:
         self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
         self._numbers = range(federation.n_clients) if numbers is None else numbers
         self._sizes: list[int] = federation.n_examples.tolist()
+        starts, size = federation.train.starts, self._sizes[0]
+        is_even = len(federation.train.inputs) == size * len(self._sizes) and set(self._sizes) == {size}
+        self._common_size = size if is_even and int(starts[0]) == 0 else None  # where all clients have as many examples
         self._last: tuple[list[int], tuple[Tensor, Tensor]] | None = None
         self._held: tuple[Tensor, Task] | None = None
         self._drawn: tuple[tuple[list[int], int], Task] | None = None
@@ -56,7 +65,10 @@ class Feed:
         return indexed._replace(inputs=self._held[1].inputs, targets=self._held[1].targets)
 
     def indexed(self, clients: Tensor, round: int) -> Task:
-        """Return what `tasks` does, but for inputs the numbers of their rows [K, N], and no targets."""
+        """Return what `tasks` does, but for inputs the numbers of their rows [K, N], and no targets.
+
+        Where all clients have as many examples, their own numbers [K] say as much.
+        """
         key = (clients.tolist(), round)
         if self._drawn is None or self._drawn[0] != key:
             is_ready = self._ahead is not None and self._ahead[0] == key
@@ -66,8 +78,11 @@ class Feed:
 
     def looked_up(self, indexed: Task) -> Task:
         """Return the tasks with the examples whose rows are given; what it reads stays where it is, as graphs need."""
-        train = self._federation.train
-        return indexed._replace(inputs=train.inputs[indexed.inputs], targets=train.targets[indexed.inputs])
+        inputs, targets, _ = self._federation.train
+        if self._common_size is not None:
+            by_client = (len(self._sizes), self._common_size)
+            inputs, targets = inputs.unflatten(0, by_client), targets.unflatten(0, by_client)
+        return indexed._replace(inputs=inputs[indexed.inputs], targets=targets[indexed.inputs])
 
     def look_ahead(self, clients: Tensor, round: int) -> None:
         """Make tasks that will be asked for next, while a GPU is at work on the present ones."""
@@ -96,41 +111,44 @@ class Feed:
         return tasks
 
     def _task(self, clients: Tensor, round: int) -> Task:
-        algorithm, theta0 = self._algorithm, self._problem.theta0
-        rows, mask = self._rows(clients)
+        algorithm, theta0, K = self._algorithm, self._problem.theta0, clients.shape[0]
+        examples, mask = self._rows(clients)
         return Task(
-            rows,
-            rows[:, :0],
+            examples,
+            _filled(0, (K, 0), examples.dtype, examples.device),
             mask,
-            sent_to(rows.device, self._batches(clients, round)),
+            self._batches(clients, round),
             sent_to(theta0.device, self._noise(clients, round)),
-            torch.full((len(clients),), algorithm.lr_at(round), dtype=theta0.dtype, device=theta0.device),
+            _filled(algorithm.lr_at(round), (K,), theta0.dtype, theta0.device),
         )
 
     def _noise(self, clients: Tensor, round: int) -> Tensor:
         algorithm = self._algorithm
         if type(algorithm).noise is Algorithm.noise:
-            return self._problem.theta0.new_zeros(len(clients), 0)
+            return _filled(0.0, (clients.shape[0], 0), self._problem.theta0.dtype, self._problem.theta0.device)
         generators = [seed_for(self._seed, round, self._numbers[c], "noise") for c in clients.tolist()]
         return torch.stack([algorithm.noise(self._problem, generator) for generator in generators])
 
     def _rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         who = clients.tolist()
         if self._last is None or self._last[0] != who:
-            rows, real = self._federation.train.padded_rows(clients)
             theta0 = self._problem.theta0
-            mask = sent_to(theta0.device, real.to(theta0.dtype))
+            if self._common_size is not None:
+                rows, mask = clients, _filled(1.0, (len(who), self._common_size), theta0.dtype, theta0.device)
+            else:
+                rows, real = self._federation.train.padded_rows(clients)
+                mask = sent_to(theta0.device, real.to(theta0.dtype))
             self._last = (who, (sent_to(self._federation.train.inputs.device, rows), mask))
         return self._last[1]
 
     def _batches(self, clients: Tensor, round: int) -> Tensor:
-        algorithm = self._algorithm
+        algorithm, place = self._algorithm, self._federation.train.inputs.device
         if algorithm.batch_size is None:
-            return torch.zeros(len(clients), algorithm.epochs, 0, dtype=torch.long)
+            return _filled(0, (clients.shape[0], algorithm.epochs, 0), torch.long, place)
         drawn = [self._drawn_batches(c, round) for c in clients.tolist()]
         if len({batches.shape for batches in drawn}) == 1:
-            return torch.stack(drawn)
-        return pad_sequence(drawn, batch_first=True, padding_value=-1)
+            return sent_to(place, torch.stack(drawn))
+        return sent_to(place, pad_sequence(drawn, batch_first=True, padding_value=-1))
 
     def _drawn_batches(self, client: int, round: int) -> Tensor:
         algorithm = self._algorithm

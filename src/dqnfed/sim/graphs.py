@@ -29,7 +29,7 @@ class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     places: list[tuple[list[int], list[Tensor]]]  # which arguments go where, each group in one launch
     answers: list[tuple[list[int], Tensor]]  # which answers are the rows of this tensor
-    empty: dict[int, Tensor]  # answers that hold nothing
+    as_they_are: dict[int, Tensor]  # answers that hold nothing, or are read before the next replay
 
 
 class GraphedFunction:
@@ -39,8 +39,13 @@ class GraphedFunction:
     whose shapes keep changing is called as it is.
     """
 
-    def __init__(self, function: Callable[..., Sequence[Tensor]]) -> None:
-        self._function = function
+    def __init__(
+        self,
+        function: Callable[..., Sequence[Tensor]],
+        *,
+        n_fleeting: int = 0,  # so many answers, the last, are read before the next call and need not outlive it
+    ) -> None:
+        self._function, self._n_fleeting = function, n_fleeting
         self._graphs: dict[Key, Captured] = {}
         self._gave_up = False
 
@@ -67,7 +72,7 @@ class GraphedFunction:
             else:
                 torch._foreach_copy_(places, [given[i] for i in which])
         captured.graph.replay()
-        found = dict(captured.empty)
+        found = dict(captured.as_they_are)
         for which, bundle in captured.answers:
             found.update(zip(which, bundle.clone().unbind(), strict=True))  # a replay writes over the bundle
         return [found[i] for i in range(len(found))]
@@ -83,12 +88,13 @@ class GraphedFunction:
         graph = torch.cuda.CUDAGraph()
         with capturing(graph):
             answers = self._function(*places)
-            bundles = [(which, bundled([answers[i] for i in which])) for which in alike(answers, key=_shape)]
+            kept = answers[: len(answers) - self._n_fleeting]
+            bundles = [(which, bundled([kept[i] for i in which])) for which in alike(kept, key=_shape)]
         return Captured(
             graph,
             [(which, [places[i] for i in which]) for which in alike(places, key=_dtype)],
             bundles,
-            {i: answer for i, answer in enumerate(answers) if not answer.numel()},
+            {i: answer for i, answer in enumerate(answers) if not answer.numel() or i >= len(kept)},
         )
 
 
@@ -124,7 +130,7 @@ class GraphedStep:
         self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent, memory)]  # their kinds
         self._answered: list[Any] = []  # the kinds of update and memory, known after the first call
         self._plan = DigestPlan((), (), ())
-        self._function = GraphedFunction(self._step)
+        self._function = GraphedFunction(self._step, n_fleeting=1)
 
     def __call__(self, tasks: Task, sent: Any, memory: Any) -> Digested:
         *found, packed = self._function(*tensors(tasks), *tensors(sent), *tensors(memory))

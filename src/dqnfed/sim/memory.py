@@ -50,7 +50,7 @@ class MemoryStore:
         self._apart: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
         self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)
         self.unsettled: list[tuple[Tensor, Any]] = []  # in the present round: memories after phases, and whose
-        self._asked: tuple[Tensor, Places] | None = None  # clients who were asked for last, and their rows
+        self._asked: list[tuple[Tensor, Places]] = []  # the last two cohorts that were asked for, and their rows
 
     def lend(self, clients: Tensor, memory: Any) -> None:
         """Give these memories (stacked, or a list) to the next phase of the round, without keeping them yet."""
@@ -70,6 +70,11 @@ class MemoryStore:
     def knows(self, clients: Tensor) -> bool:
         """Return whether `get` has a memory of every one of the clients, and no need of their tasks."""
         return self.kind is Empty or bool(self.unsettled) or (not self._apart and self._places(clients).all_known)
+
+    def look_ahead(self, clients: Tensor) -> None:
+        """Send the numbers of rows that will be asked for next to where these are, while a GPU is at work there."""
+        if self.rows is not None and not self._apart and (places := self._places(clients)).all_known:
+            places.there(tensors(self.rows)[0].device)
 
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
@@ -115,17 +120,19 @@ class MemoryStore:
             memory = gather(memory, (~known).nonzero().flatten())
         newcomers = clients[~known]
         n_before = 0 if self.rows is None else n_rows(self.rows)
-        self._asked = None
+        self._asked = []
         self.row_of[newcomers] = torch.arange(n_before, n_before + len(newcomers))
         self.rows = self._grown(memory, n_before)
         self._is_shared = False
 
     def _places(self, clients: Tensor) -> Places:
         """Return the clients' rows; those of one cohort are asked for several times in a round."""
-        if self._asked is None or self._asked[0] is not clients:
-            rows = self.row_of[clients]
-            self._asked = (clients, Places(rows, int(rows.min()) >= 0, on_devices(rows)))
-        return self._asked[1]
+        for asked, places in self._asked:
+            if asked is clients:
+                return places
+        rows = self.row_of[clients]
+        self._asked = [*self._asked[-1:], (clients, Places(rows, int(rows.min()) >= 0, on_devices(rows)))]
+        return self._asked[-1][1]
 
     def _overwrite(self, there: OnDevice, memory: Any) -> None:
         """Put memories in the place of those in some of the rows."""
@@ -166,7 +173,7 @@ class MemoryStore:
 
     def load(self, named: dict[str, Tensor], device: torch.device) -> None:
         """Take what `named` gave."""
-        self.row_of, self.rows, self._room, self._asked = named["memory_row_of"], None, None, None
+        self.row_of, self.rows, self._room, self._asked = named["memory_row_of"], None, None, []
 
         def read(prefix: str) -> Any:
             return map_tensors(lambda t: t.to(device), from_named_tensors(self.kind, named, prefix))

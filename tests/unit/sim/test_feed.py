@@ -103,3 +103,18 @@ def test_indexed_tasks_name_the_rows_that_the_tasks_hold() -> None:
     assert torch.equal(federation.train.inputs[indexed.inputs], whole.inputs)
     for mine, other in zip(feed.looked_up(indexed), whole, strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_clients_of_one_size_are_named_by_their_numbers_alone(batch_size: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(6, 3, generator=generator), torch.arange(6) % 2) for _ in range(5)]
+    feed = Feed(federation_of(clients), network_bowl(n_inputs=3).problem, FedAvg(batch_size=batch_size), 0)
+    chosen = torch.tensor([0, 2, 4])
+    indexed = feed.indexed(chosen, 1)
+    assert indexed.inputs.tolist() == chosen.tolist()
+    found = feed.looked_up(indexed)
+    for k, (c, alone) in enumerate(zip(chosen.tolist(), feed.apart(chosen, 1), strict=True)):
+        assert torch.equal(found.inputs[k], clients[c][0])
+        assert torch.equal(found.targets[k], clients[c][1])
+        assert all(torch.equal(mine[k], other) for mine, other in zip(found[2:], alone[2:], strict=True))

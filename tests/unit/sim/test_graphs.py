@@ -137,3 +137,12 @@ def test_answers_outlive_the_next_replay() -> None:
     first = function(torch.zeros(4, device="cuda"))[0]
     function(torch.ones(4, device="cuda"))
     assert torch.equal(first.cpu(), torch.ones(4))
+
+
+@needs_gpu
+def test_a_fleeting_answer_holds_until_the_next_call() -> None:
+    function = GraphedFunction(lambda x: [x + 1, x + 2], n_fleeting=1)
+    for value in (0.0, 5.0):
+        lasting, fleeting = function(torch.full((4,), value, device="cuda"))
+        assert torch.equal(lasting.cpu() + 1, fleeting.cpu())
+        assert torch.equal(fleeting.cpu(), torch.full((4,), value + 2))

@@ -54,16 +54,23 @@ def test_random_visits_equal_a_dict(algorithm: FedAvg, seed: int) -> None:
     oracle: dict[int, tuple[float, list[float]]] = {}
     rng = np.random.default_rng(seed)
     held: list[tuple[Diary, Diary]] = []  # what was handed out, and what it said then
-    for visit in range(40):
+
+    def drawn() -> Tensor:
         size = n_clients if rng.random() < 0.3 else int(rng.integers(1, n_clients + 1))
-        clients = torch.as_tensor(np.sort(rng.choice(n_clients, size, replace=False)))
+        return torch.as_tensor(np.sort(rng.choice(n_clients, size, replace=False)))
+
+    upcoming = drawn()
+    for visit in range(40):
+        clients, upcoming = upcoming, drawn()
         assert store.knows(clients) == all(c in oracle for c in clients.tolist())
         found = store.get(clients, tasks(clients))
         expected = [oracle.get(c, (8.0 + c, [0.0, 0.0])) for c in clients.tolist()]
         assert found.n_visits.tolist() == [v for v, _ in expected]
         assert found.notes.tolist() == [notes for _, notes in expected]
         held.append((found, map_tensors(torch.clone, found)))
-        stays = torch.as_tensor(np.flatnonzero(rng.random(size) < 0.8))  # the others were dropped this time
+        if visit % 2:
+            store.look_ahead(upcoming)
+        stays = torch.as_tensor(np.flatnonzero(rng.random(len(clients)) < 0.8))  # the others were dropped this time
         kept = clients[stays]
         after = Diary(found.n_visits[stays] + 1, found.notes[stays] + visit)
         store.put(kept, after)
