@@ -17,6 +17,7 @@ from dqnfed.algorithms.common_descent_messages import (
     TrialUpdate,
 )
 from dqnfed.core.algorithm import check_choice, check_range
+from dqnfed.core.digest import Digest, field_numbers
 from dqnfed.core.problem import Problem, Task
 
 
@@ -98,10 +99,11 @@ class AdaFed(CommonDescent):
             return RatedLocalUpdate(update.gradient, rate), memory
         return update, memory
 
-    def wanted_rates(self, updates: Any, squares: FloatArray) -> FloatArray:
-        rates: FloatArray = updates.rate.double().cpu().numpy()
+    def wanted_rates(self, updates: Any, squares: FloatArray, digest: Digest | None) -> FloatArray:
+        rates = field_numbers(updates.rate, digest, "rate")
         if self.form == "paper":
             return rates
         if self.gamma != 1.0 and isinstance(updates, DescentUpdate):
-            rates = rates * (float(updates.loss.double().sum()) / rates.sum()) if rates.sum() > 0 else rates
+            losses = field_numbers(updates.loss, digest, "loss")
+            rates = rates * (losses.sum() / rates.sum()) if rates.sum() > 0 else rates
         return self._trusted_rates(rates, squares)

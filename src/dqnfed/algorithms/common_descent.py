@@ -45,7 +45,7 @@ from dqnfed.algorithms.testimony import (
     without,
 )
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
-from dqnfed.core.digest import Digest, field_gramian
+from dqnfed.core.digest import Digest, field_gramian, field_numbers
 from dqnfed.core.gradients import gradients_and_values, loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
@@ -197,7 +197,10 @@ class CommonDescent(DescentLength):
         return DescentUpdate(gradient, rate, curvature, loss, change), kept._replace(n_visits=memory.n_visits + 1)
 
     def server_step(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
-        updates = numbers_on_host(updates, cohort.digest.numbers if cohort.digest is not None else None)
+        if cohort.digest is None:
+            updates = numbers_on_host(updates)  # in one transfer
+        elif self.drop_share > 0.0:  # testimony looks at them as they are
+            updates = numbers_on_host(updates, cohort.digest.numbers)
         if isinstance(updates, TrialUpdate):
             step = self._tried(server, updates, cohort)
         elif isinstance(updates, ProbeUpdate):
@@ -209,16 +212,17 @@ class CommonDescent(DescentLength):
 
     def _directed(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:
         """Return the step that serves everybody who is believed, or the search for its length."""
-        everybody, said, may_drop = cohort, updates, self._may_drop(cohort)
+        everybody, said = cohort, updates
         server, updates, cohort = self._believed(server, updates, cohort)
         metric = self._learnt_metric(server, updates, cohort)
         G = updates.gradient
         GG, GP, PP = _products(G, metric, cohort.digest)
-        inverse = compact_inverse(PP, int(metric.n_pairs) if len(metric.s) else 0)
+        inverse = compact_inverse(PP, int(metric.n_pairs) if PP.size else 0)
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
-        rates = self.wanted_rates(updates, squares)
-        weights, kept = self._weights(M, rates, may_drop - n_left_out(server.testimony))
+        rates = self.wanted_rates(updates, squares, cohort.digest)
+        may_drop = self._may_drop(everybody) - n_left_out(server.testimony) if self.drop_share > 0.0 else 0
+        weights, kept = self._weights(M, rates, may_drop)
         u = metric_combination(weights, G, GP, metric, inverse)
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
@@ -242,7 +246,7 @@ class CommonDescent(DescentLength):
             length = float(probe_length(server.theta, u))
             return ServerStep(with_search(server, sought, length, PROBING), Status.AGAIN, diagnostics)
         if self.seeks_length:
-            curvature = updates.curvature.double().cpu().numpy()
+            curvature = field_numbers(updates.curvature, cohort.digest, "curvature")
             return self._lengthened(server, sought, curvature[counted], slopes[counted], norms, cohort, diagnostics)
         alpha = self._free_length(updates, cohort, norms.step)
         return self._stepped(server, sought, alpha, norms, cohort, diagnostics)
@@ -285,11 +289,11 @@ class CommonDescent(DescentLength):
             return server.metric
         return server_remembered(server.metric, server.theta - server.theta_before, change)
 
-    def wanted_rates(self, updates: Any, squares: FloatArray) -> FloatArray:
+    def wanted_rates(self, updates: Any, squares: FloatArray, digest: Digest | None) -> FloatArray:
         """Return the decreases that the step is to bring, [K]; an update of local SGD asks for its own square."""
         if self.local == "sgd":
             return squares
-        return self._trusted_rates(updates.rate.double().cpu().numpy(), squares)
+        return self._trusted_rates(field_numbers(updates.rate, digest, "rate"), squares)
 
     def _trusted_rates(self, rates: FloatArray, squares: FloatArray) -> FloatArray:
         """Return the rates, unknown ones filled in, held to the cohort's median rate per squared gradient."""
@@ -317,6 +321,6 @@ class CommonDescent(DescentLength):
 
 def _products(G: Tensor, metric: Pairs, digest: Digest | None) -> MemoryProducts:
     """Return the products of the gradients with each other and with the metric's pairs, where it has room for any."""
-    if len(metric.s):
+    if metric.s.shape[0]:
         return memory_products(G, metric)
-    return MemoryProducts(field_gramian(G, digest, "gradient"), np.zeros((len(G), 0)), np.zeros((0, 0)))
+    return MemoryProducts(field_gramian(G, digest, "gradient"), np.zeros((G.shape[0], 0)), np.zeros((0, 0)))

@@ -23,7 +23,7 @@ from dqnfed.algorithms.common_descent_messages import (
 from dqnfed.algorithms.common_descent_settings import DescentSettings
 from dqnfed.algorithms.testimony import BELIEVED, Testimony, acted_on, measured, n_disbelieved
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
-from dqnfed.core.digest import Digest
+from dqnfed.core.digest import Digest, field_numbers
 from dqnfed.maths import step_length
 from dqnfed.maths.directions import mean_step
 
@@ -102,7 +102,7 @@ class DescentLength(DescentSettings):
             theta_before=server.theta,
             step_norm=torch.tensor(norm, dtype=torch.float64),
             n_steps=server.n_steps + 1,
-            gradient_before=sought.gradient if len(server.gradient_before) else server.gradient_before,
+            gradient_before=sought.gradient if server.gradient_before.numel() else server.gradient_before,
             answered_before=sought.members,
             search=_idle(server.search),
             testimony=acted_on(server.testimony, alpha),
@@ -132,10 +132,10 @@ class DescentLength(DescentSettings):
         losses, per_client = server.search.losses, server.search.slopes
         if self.step == "line-search" or (self.seeks_length and int(server.n_steps) == 0):  # a phase of its own
             losses, per_client = torch.full_like(losses, torch.nan), torch.full_like(losses, torch.nan)
-            losses[cohort.clients] = updates.loss.double().cpu()
+            losses[cohort.clients] = torch.from_numpy(field_numbers(updates.loss, cohort.digest, "loss"))
             per_client[cohort.clients] = torch.from_numpy(np.where(counted, slopes, np.nan))
         gradient, members = server.search.gradient, server.search.members
-        if len(server.gradient_before):
+        if server.gradient_before.numel():
             gradient, members = mean_step(updates.gradient, torch.from_numpy(kept)), torch.zeros_like(members)
             members[cohort.clients] = torch.from_numpy(kept)
         return server.search._replace(direction=u, gradient=gradient, members=members, losses=losses, slopes=per_client)
@@ -145,9 +145,10 @@ class DescentLength(DescentSettings):
         search = server.search
         slopes = search.slopes[cohort.clients].numpy()
         counted = ~np.isnan(slopes)
-        curvature = updates.probed_curvature.double().cpu().numpy()
+        curvature = field_numbers(updates.probed_curvature, cohort.digest, "probed_curvature")
         norms = step_norms(server.theta, search.direction)
-        probed = norms.step * updates.probed_slope.double().cpu().numpy()  # not clipped, as the curvature is not
+        slope_along = field_numbers(updates.probed_slope, cohort.digest, "probed_slope")
+        probed = norms.step * slope_along  # not clipped, as the curvature is not
         if self.drop_share > 0.0:
             record = self._measured(server, cohort, updates.probed_loss)
             if n_disbelieved(record) > n_disbelieved(server.testimony):  # they had a part in the direction
@@ -162,7 +163,7 @@ class DescentLength(DescentSettings):
         slopes = search.slopes[cohort.clients].nan_to_num().numpy()
         losses = search.losses[cohort.clients].numpy()
         diagnostics = {"alpha": alpha, "trials": float(search.trials)}
-        trial = updates.trial_loss.double().cpu().numpy()
+        trial = field_numbers(updates.trial_loss, cohort.digest, "trial_loss")
         rounding = torch.finfo(updates.trial_loss.dtype).eps
         asked = np.ones(len(trial), dtype=np.bool_)
         if self.drop_share > 0.0:

@@ -101,6 +101,13 @@ def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int) -> Dig
     return Digest(float(packed[0]), numbers, norms, gramians)
 
 
+def field_numbers(values: Tensor, digest: Digest | None, field: str) -> FloatArray:
+    """Return a field that is one number a client, in float64 on the host: from the digest where there is one."""
+    known = None if digest is None else digest.numbers.get(field)
+    found: FloatArray = values.double().cpu().numpy() if known is None else known
+    return found
+
+
 def field_gramian(rows: Tensor, digest: Digest | None, field: str) -> FloatArray:
     """Return the Gramian of a field's rows: from the digest of the answers where there is one."""
     known = None if digest is None else digest.gramians.get(field)

@@ -71,7 +71,7 @@ class Federation:
                     "needs at least one. Remove these clients, or give them data."
                 )
 
-    @property
+    @cached_property
     def n_clients(self) -> int:
         return len(self.train.starts) - 1
 

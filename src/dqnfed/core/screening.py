@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,6 +69,7 @@ class Screened(NamedTuple):
     kept: Tensor  # [K'] positions in the cohort, ascending
     factors: Tensor  # [K'] factor on each kept update; 1 = as it came
     dropped: list[tuple[int, str]]  # (position, why)
+    as_they_came: bool = False  # whether it is known that nobody was dropped or clipped
 
 
 def screen(
@@ -83,7 +85,7 @@ def screen(
     required = _required(updates, optional) if digest is None else {}
     norms = _norms(required) if digest is None else digest.norms
     if _all_fine(updates, norms, policy, scales, optional):
-        return Screened(torch.arange(n), torch.ones(n, dtype=torch.float64), [])
+        return _untouched(n)
     required = required or _required(updates, optional)
     usable = np.ones(n, dtype=np.bool_)
     for name, rows in required.items():
@@ -108,6 +110,8 @@ def screen(
 
 def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
     """Return the kept answers, the clipped ones scaled down in every field that is homogeneous in their size."""
+    if found.as_they_came:
+        return updates
     if len(found.kept) < n_rows(updates):
         updates = gather(updates, found.kept)
     if all(factor == 1 for factor in found.factors.tolist()):
@@ -124,10 +128,17 @@ def screened_updates(updates: U, found: Screened, scales: tuple[str, ...]) -> U:
 
 def screened_digest(digest: Digest, found: Screened, scales: tuple[str, ...], n_answers: int) -> Digest:
     """Return the digest of the answers that `screened_updates` gives."""
+    if found.as_they_came:
+        return digest
     if len(found.kept) < n_answers:
         digest = digest.chosen(found.kept.numpy())
     factors = found.factors.numpy()
     return digest if (factors == 1).all() else digest.scaled(factors, scales)
+
+
+@lru_cache(maxsize=8)  # nearly every round has this outcome
+def _untouched(n: int) -> Screened:
+    return Screened(torch.arange(n), torch.ones(n, dtype=torch.float64), [], as_they_came=True)
 
 
 def _required(updates: tuple[Any, ...], optional: tuple[str, ...]) -> dict[str, Tensor]:

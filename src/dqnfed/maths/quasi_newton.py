@@ -307,7 +307,7 @@ def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> F
 def metric_combination(weights: FloatArray, G: Tensor, GP: FloatArray, pairs: Pairs, inverse: CompactInverse) -> Tensor:
     """Return u = W^-1 G'z for weights z [K], in the precision of G, from one pass over G and the memory."""
     step = combine(torch.from_numpy(inverse.scale * weights), G)
-    m = len(pairs.s)
+    m = pairs.s.shape[0]
     if m:
         on_memory = torch.from_numpy(inverse.middle @ (GP.T @ weights)).to(step)
         step.addmv_(pairs.s.T, on_memory[:m]).addmv_(pairs.y.T, on_memory[m:])

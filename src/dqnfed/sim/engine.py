@@ -195,13 +195,14 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
         answers = setup.clients.answers(setup, state, asked, sent, phase)
-        n_answers = len(answers.clients)
+        n_answers = answers.clients.shape[0]
         note_missing(setup, state, answers, notes)
         notes["bytes_up"] += algorithm.uplink_bits(answers.updates) * n_answers // 8 if n_answers else 0
-        notes["bytes_down"] += message_bits(sent) * len(asked) // 8
+        notes["bytes_down"] += message_bits(sent) * asked.shape[0] // 8
         notes["passes"] += algorithm.passes(sent) * n_answers
         found = screened(setup, state, answers, notes) if n_answers else NOBODY
-        if len(found.kept) < needed:
+        went_back = found.kept.shape[0] < needed
+        if went_back:
             step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
         else:
             step = answered_step(setup, state, answers, found)
@@ -215,7 +216,6 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         raise RuntimeError(
             f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}."
         )
-    went_back = len(found.kept) < needed
     state.memory.settle(keep=not went_back)  # a server that goes back to its start takes its clients along
 
     if not ended_finite(step):
@@ -270,6 +270,8 @@ def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Scr
     asked = answers.clients
     algorithm = setup.algorithm
     found = screen(answers.updates, setup.policy, algorithm.scales, algorithm.optional, digest=answers.digest)
+    if found.as_they_came:
+        return found
     for k, why in found.dropped:
         client = int(asked[k])
         if setup.policy.on_nonfinite == "fail" and why == "update is not finite":
@@ -294,13 +296,13 @@ def answered_step(setup: Setup, state: State, answers: Answers, found: Screened)
     """Return what the server makes of the usable answers; their clients' memories wait for the end of the round."""
     algorithm, federation = setup.algorithm, setup.federation
     kept, memory = answers.clients, answers.memory
-    if len(found.kept) < len(kept):
+    if not found.as_they_came and len(found.kept) < len(kept):
         kept = kept[found.kept]
         memory = [memory[k] for k in found.kept.tolist()] if isinstance(memory, list) else gather(memory, found.kept)
     state.memory.lend(kept, memory)
     digest = answers.digest
     if digest is not None:
-        digest = screened_digest(digest, found, algorithm.scales, len(answers.clients))
+        digest = screened_digest(digest, found, algorithm.scales, answers.clients.shape[0])
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors, digest)
     return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
 

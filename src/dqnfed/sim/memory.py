@@ -100,14 +100,15 @@ class MemoryStore:
 
     def put(self, clients: Tensor, memory: Any) -> None:
         """Keep the clients' memories."""
-        if len(clients) == 0 or self.kind is Empty:
+        n_clients = clients.shape[0]
+        if n_clients == 0 or self.kind is Empty:
             return
         if self._apart:
             self._gather_apart()
         places, all_known, there = self._places(clients)
-        if all_known and len(clients) == n_rows(self.rows):
+        if all_known and n_clients == n_rows(self.rows):
             order = torch.empty_like(clients)
-            order[places] = torch.arange(len(clients))
+            order[places] = torch.arange(n_clients)
             in_place = bool((order == torch.arange(len(order))).all())
             self.rows, self._is_shared = (memory, True) if in_place else (gather(memory, order), False)
             return
@@ -206,7 +207,8 @@ class MemoryStore:
         return map_tensors(lambda room: room[:n_after], self._room)
 
     def _stored(self, index: Tensor, there: OnDevice) -> Any:
-        whole = len(index) == n_rows(self.rows) and bool((index == torch.arange(len(index))).all())
+        n_asked = index.shape[0]
+        whole = n_asked == n_rows(self.rows) and bool((index == torch.arange(n_asked)).all())
         self._is_shared |= whole
         return self.rows if whole else gather(self.rows, index, there)
 
