@@ -160,6 +160,18 @@ class CommonDescent(DescentLength):
     def gramian_of(self) -> str:
         return "" if self.metric == "lbfgs" else "gradient"  # that metric needs products with its pairs too
 
+    def can_begin(self, sent: Any) -> bool:
+        return self.local == "gradient" and not self.keeps_model and isinstance(sent, First | Models)
+
+    def beginning(self, problem: Problem, task: Task, sent: Any) -> Tensor:
+        return loss_gradient(problem, sent.theta, task)
+
+    def begun(self, sent: Any, memory: DescentMemory, before: Any, beginning: Tensor) -> DescentMemory:
+        is_before = (
+            isinstance(sent, Models) and sent.theta_before is before.theta
+        )  # not so after a round without a step
+        return memory._replace(gradient=beginning) if is_before else memory
+
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         if isinstance(sent, Trial):
             return TrialUpdate(problem.loss(sent.theta, task)), memory
@@ -173,7 +185,8 @@ class CommonDescent(DescentLength):
         if self.local == "sgd":
             local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
             return LocalUpdate(sent.theta - local), memory
-        asked = (sent.theta, sent.theta_before) if isinstance(sent, Models) else (sent.theta,)
+        knows_before = len(memory.gradient) > 0  # kept by the client, or its beginning
+        asked = (sent.theta, sent.theta_before) if isinstance(sent, Models) and not knows_before else (sent.theta,)
         (gradient, loss), *earlier = gradients_and_values(problem, asked, task)
         here, change = Here(sent.theta, gradient, loss), gradient.new_zeros(0)
         if isinstance(sent, First):
@@ -181,7 +194,8 @@ class CommonDescent(DescentLength):
             curvature = torch.full_like(loss, torch.nan)
         else:
             if isinstance(sent, Models):
-                s, y = sent.theta - sent.theta_before, gradient - earlier[0][0]
+                before = memory.gradient if knows_before else earlier[0][0]
+                s, y = sent.theta - sent.theta_before, gradient - before
                 change = y if self.metric == "lbfgs" else change
             else:
                 was_here = memory.n_visits > 0  # a newcomer has no model before: its pair is zero and is skipped
@@ -194,6 +208,8 @@ class CommonDescent(DescentLength):
             rate = torch.minimum(rate, 2.0 * (loss - problem.loss_floor))
         if self.keeps_model:
             kept = kept._replace(theta=sent.theta, gradient=gradient)
+        else:
+            kept = kept._replace(gradient=kept.theta)  # nothing, as before the beginning
         return DescentUpdate(gradient, rate, curvature, loss, change), kept._replace(n_visits=memory.n_visits + 1)
 
     def server_step(self, server: DescentServer, updates: Any, cohort: Cohort) -> ServerStep[DescentServer]:

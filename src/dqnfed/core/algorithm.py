@@ -155,6 +155,21 @@ class Algorithm(ABC, Generic[S, M, U]):
         """The field of the update whose Gramian the server begins with, which a digest then holds; empty: none."""
         return ""
 
+    def can_begin(self, sent: Any) -> bool:
+        """Whether clients of the next round can begin with this round's message, before the server has answered it."""
+        return False
+
+    def beginning(self, problem: Problem, task: Task, sent: Any) -> Tensor:
+        """Return what ONE client of the next round makes of this round's message, [m]; vmapped as `client_step` is."""
+        raise NotImplementedError(f"{type(self).__name__} says that clients can begin early, but not with what.")
+
+    def begun(self, sent: Any, memory: M, before: Any, beginning: Tensor) -> M:
+        """Return the memories for a step that goes on from the beginnings [K, m] made of the message before.
+
+        The memories as they are if the new message has no use for them.
+        """
+        return memory
+
     def vectorises_for(self, sent: Any) -> bool:
         """Whether clients can answer this message under vmap."""
         return self.vectorises

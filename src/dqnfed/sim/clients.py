@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from dqnfed.core.algorithm import Algorithm
 from dqnfed.core.digest import Digest
-from dqnfed.core.problem import Problem
+from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import row
 from dqnfed.sim.cohort import DigestingRunner
 from dqnfed.sim.evaluate import forward_of, judge, judge_personal
@@ -31,6 +31,14 @@ class Answers(NamedTuple):
     memory: Any  # stacked or one by one in a list: what the store keeps for those whose answers are used
     missing: list[tuple[int, str]]  # clients without an answer, and why
     digest: Digest | None = None  # of the updates, where the runner made one
+
+
+class Beginning(NamedTuple):
+    """What the clients of a round could do before its message came."""
+
+    round: int
+    sent: Any  # the message of the round before, which they began with
+    found: Tensor  # [K, m]
 
 
 class Judgement(NamedTuple):
@@ -85,9 +93,11 @@ class LocalClients:
         feed = setup.feed
         tasks = feed.indexed(clients, state.round)
         memory = state.memory.get(clients, tasks if state.memory.knows(clients) else feed.looked_up(tasks))
+        if phase == 0 and state.beginning is not None and state.beginning.round == state.round:
+            memory = setup.algorithm.begun(sent, memory, state.beginning.sent, state.beginning.found)
         updates, kept, arrived = runner.digested(setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up)
-        if phase == 0:
-            _look_ahead(setup, state)  # before the GPU is waited for
+        if phase == 0:  # before the GPU is waited for
+            state.beginning = _begun(runner, setup, sent, state.round + 1, _look_ahead(setup, state))
         return Answers(clients, updates, kept, [], arrived() if arrived is not None else None)
 
     def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
@@ -125,10 +135,19 @@ class LocalClients:
         return self._forwards.setdefault(id(problem), GraphedFunction(forward_of(problem)))
 
 
-def _look_ahead(setup: Setup, state: State) -> None:
-    """Draw the next round's tasks while the GPU is busy, unless the method chooses its cohort itself."""
+def _look_ahead(setup: Setup, state: State) -> Task | None:
+    """Return the next round's tasks, drawn while the GPU is busy; None if the method chooses its cohort itself."""
     round, n_clients = state.round + 1, setup.federation.n_clients
-    if round < setup.rounds and type(setup.algorithm).cohort is Algorithm.cohort:
-        clients = sampled_clients(setup.seed, round, n_clients, setup.cohort_size)
-        setup.feed.look_ahead(clients, round)
-        state.memory.look_ahead(clients)
+    if round >= setup.rounds or type(setup.algorithm).cohort is not Algorithm.cohort:
+        return None
+    clients = sampled_clients(setup.seed, round, n_clients, setup.cohort_size)
+    state.memory.look_ahead(clients)
+    return setup.feed.look_ahead(clients, round)
+
+
+def _begun(runner: DigestingRunner, setup: Setup, sent: Any, round: int, tasks: Task | None) -> Beginning | None:
+    """Have the next round's clients begin where the method lets them, for a GPU that would else wait for the server."""
+    algorithm = setup.algorithm
+    if tasks is None or not (algorithm.can_begin(sent) and algorithm.captures and algorithm.vectorises_for(sent)):
+        return None
+    return Beginning(round, sent, runner.begun(algorithm, setup.problem, tasks, sent, setup.feed.looked_up))

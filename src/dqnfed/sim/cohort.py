@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
@@ -55,6 +56,9 @@ class DigestingRunner(Protocol):
         self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
     ) -> Digested:
         """Return the answers to tasks whose examples have yet to be looked up."""
+
+    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
+        """Return what the clients of the next round make of this round's message, [K, m]."""
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,10 @@ class Feed:
             inputs, targets = inputs.unflatten(0, by_client), targets.unflatten(0, by_client)
         return indexed._replace(inputs=inputs[indexed.inputs], targets=targets[indexed.inputs])
 
-    def look_ahead(self, clients: Tensor, round: int) -> None:
-        """Make tasks that will be asked for next, while a GPU is at work on the present ones."""
+    def look_ahead(self, clients: Tensor, round: int) -> Task:
+        """Return tasks that will be asked for next, as `indexed` does, and have them ready then."""
         self._ahead = ((clients.tolist(), round), self._task(clients, round))
+        return self._ahead[1]
 
     def apart(self, clients: Tensor, round: int) -> list[Task]:
         """Return the clients' tasks one by one: views of the examples, not padded; every phase gets the same."""

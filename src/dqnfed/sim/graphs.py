@@ -151,11 +151,30 @@ class GraphedStep:
         return [*tensors(updates), *tensors(kept), packed]
 
 
+class GraphedBeginning:
+    """What the next round's clients can do already, captured."""
+
+    def __init__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> None:
+        self._algorithm, self._problem, self._looked_up = algorithm, problem, looked_up
+        self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent)]
+        self._function = GraphedFunction(self._step)
+
+    def __call__(self, tasks: Task, sent: Any) -> Tensor:
+        return self._function(*tensors(tasks), *tensors(sent))[0]
+
+    def _step(self, *given: Tensor) -> Sequence[Tensor]:
+        values = iter(given)
+        tasks, sent = (map_tensors(lambda _: next(values), kind) for kind in self._asked)
+        algorithm, problem = self._algorithm, self._problem
+        return [vmap(lambda task: algorithm.beginning(problem, task, sent))(self._looked_up(tasks))]
+
+
 class Graphed:
     """All clients at once under vmap, captured in a CUDA graph for each kind of message; without a GPU, plain vmap."""
 
     def __init__(self) -> None:
         self._steps: dict[Key, GraphedStep] = {}
+        self._beginnings: dict[Key, GraphedBeginning] = {}
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
         updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory, as_they_are)
@@ -173,6 +192,12 @@ class Graphed:
         if key not in self._steps:
             self._steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)
         return self._steps[key](tasks, sent, memory)
+
+    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
+        key = (algorithm, id(problem), type(sent), looked_up)
+        if key not in self._beginnings:
+            self._beginnings[key] = GraphedBeginning(algorithm, problem, tasks, sent, looked_up)
+        return self._beginnings[key](tasks, sent)
 
 
 def as_they_are(tasks: Task) -> Task:

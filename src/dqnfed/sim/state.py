@@ -12,7 +12,7 @@ from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.screening import Policy
-from dqnfed.sim.clients import Clients, LocalClients
+from dqnfed.sim.clients import Beginning, Clients, LocalClients
 from dqnfed.sim.cohort import ApartRunner, CohortRunner, DigestingRunner
 from dqnfed.sim.feed import Feed
 from dqnfed.sim.memory import MemoryStore
@@ -91,3 +91,4 @@ class State:
     rho_n: int = 0
     n_dropped: int = 0
     n_clipped: int = 0
+    beginning: Beginning | None = None  # of the next round, only to save time

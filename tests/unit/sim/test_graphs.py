@@ -10,14 +10,25 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.adafed import AdaFed
+from dqnfed.algorithms.common_descent_messages import Models
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.mgda import MGDA
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.screening import Policy
 from dqnfed.sim.cohort import Answers, Digested, Lookup, vectorised
 from dqnfed.sim.engine import run
-from dqnfed.sim.graphs import LARGE, GraphedFunction, GraphedStep, alike, as_they_are, bundled, graphed
+from dqnfed.sim.graphs import (
+    LARGE,
+    GraphedBeginning,
+    GraphedFunction,
+    GraphedStep,
+    alike,
+    as_they_are,
+    bundled,
+    graphed,
+)
 from dqnfed.sim.state import Evaluation
 from tests.helpers.quadratic_clients import consistent_quadratics
 
@@ -49,7 +60,7 @@ class DigestsOnTheHost:
     """Attaches digests as the runner for GPUs does, and counts them."""
 
     def __init__(self) -> None:
-        self.n_digests = 0
+        self.n_digests = self.n_begun = self.n_used = 0
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
         updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory, as_they_are)
@@ -63,7 +74,12 @@ class DigestsOnTheHost:
     ) -> Digested:
         found = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)(tasks, sent, memory)
         self.n_digests += 1
+        self.n_used += isinstance(sent, Models) and memory.gradient.numel() > 0
         return found
+
+    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
+        self.n_begun += 1
+        return GraphedBeginning(algorithm, problem, tasks, sent, looked_up)(tasks, sent)
 
 
 DIGESTED = [*METHODS, DQNFed(metric="identity"), DQNFed(constraint="exactly"), DQNFed(drop_share=0.3), AdaFed(), MGDA()]
@@ -81,6 +97,36 @@ def test_a_run_with_digests_is_one_without(algorithm: AnyAlgorithm, participatio
     assert runner.n_digests >= plain.summary["rounds"]
     torch.testing.assert_close(digested.theta, plain.theta, rtol=1e-9, atol=1e-11)
     assert [r["status"] for r in plain.history] == [r["status"] for r in digested.history]
+
+
+@pytest.mark.parametrize("algorithm", [DQNFed(), DQNFed(metric="lbfgs"), AdaFed()], ids=lambda a: type(a).__name__)
+def test_clients_that_begin_early_end_where_the_others_do(algorithm: AnyAlgorithm) -> None:
+    """Whether a round's step was made, or held because a client asked for what nobody can give, and the next cohort had
+    begun in vain.
+    """
+    case = consistent_quadratics(6, 8)
+    bad = case.federation.train.targets.clone()
+    bad[2] = torch.nan
+    federation = replace(case.federation, train=case.federation.train._replace(targets=bad))
+    runner = DigestsOnTheHost()
+    plain, early = (
+        run(
+            algorithm,
+            case.problem,
+            federation,
+            rounds=12,
+            participation=0.34,
+            cohort=cohort,
+            policy=Policy(min_replies=2),
+            evaluation=Evaluation(participants=False),
+        )
+        for cohort in (vectorised(), runner)
+    )
+    assert {"next", "hold"} <= {r["status"] for r in plain.history}
+    assert 0 < runner.n_used < runner.n_begun
+    assert [r["status"] for r in plain.history] == [r["status"] for r in early.history]
+    torch.testing.assert_close(early.theta, plain.theta, rtol=1e-9, atol=1e-11)
+    assert early.summary["totals"]["passes"] == plain.summary["totals"]["passes"]
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(lr=0.01), DQNFed(), MGDA(lr=0.01)], ids=lambda a: type(a).__name__)
