@@ -68,10 +68,11 @@ class RunFolder:
 
     def append(self, record: Mapping[str, Any], rows: Sequence[ClientRow]) -> None:
         """Add one round's line and its clients' rows; they are with the operating system when this returns."""
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows([["" if v is None else v for v in row] for row in rows])
         with clear_disk_errors(self.path):
             if rows:
+                table = io.StringIO()
+                values = [["" if v is None else v for v in row] for row in rows]
+                csv.writer(table, lineterminator="\n").writerows(values)
                 with (self.path / "clients.csv").open("a") as file:
                     file.write(table.getvalue())
             with (self.path / "metrics.jsonl").open("a") as file:

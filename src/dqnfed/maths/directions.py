@@ -117,14 +117,14 @@ def at_least_weights(M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol:
     comes within sqrt(rtol) of zero, or when the ridge hides a client that would lose. Rows of no length are left out:
     no step moves them.
     """
-    unit = unit_gramian(M, dead=DEAD)
-    live, lengths = unit.live, unit.lengths[unit.live]
-    weights = np.zeros(len(unit.lengths))
-    per_length = np.asarray(d, dtype=np.float64)[live] / lengths
+    rows, lengths, live = unit_gramian(M, dead=DEAD)
+    weights, rates = np.zeros(len(lengths)), np.asarray(d, dtype=np.float64)
+    if not live.all():
+        rows, lengths, rates = rows[live][:, live], lengths[live], rates[live]
+    per_length = rates / lengths
     largest = float(per_length.max(initial=0.0))
     if largest <= 0.0:
         return AtLeast(weights, feasible=True)
-    rows = unit.matrix if live.all() else unit.matrix[live][:, live]
     ridged = rows.copy()
     ridged.flat[:: len(rows) + 1] += ridge
     z, v = cone_weights(ridged, per_length / largest)

@@ -122,7 +122,9 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
             f"one weight per row is needed, but weights have shape {tuple(weights.shape)} and G {tuple(G.shape)}."
         )
     chosen = weights.to(G.dtype)  # here, where it costs less than one more launch there
-    return chosen.to(G.device, non_blocking=G.is_cuda) @ G  # a GPU need not be waited for
+    if G.is_cuda and not chosen.is_cuda:
+        chosen = chosen.pin_memory()  # so that a GPU is not waited for, whatever it is at
+    return chosen.to(G.device, non_blocking=True) @ G
 
 
 def combination_norm(weights: FloatArray, slopes: FloatArray, squares: FloatArray) -> float:

@@ -116,9 +116,10 @@ def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
     Needs max r > 0; accurate when M has a unit diagonal and r a maximum of one.
     """
     R = _root(M)
-    wanted = np.zeros(R.shape[1] + 1)
-    wanted[-1] = 1.0
-    z = nnls(np.vstack([R.T, r]), wanted)
+    p = R.shape[1]
+    rows, wanted = np.empty((p + 1, len(r))), np.zeros(p + 1)
+    rows[:p], rows[p], wanted[p] = R.T, r, 1.0
+    z = nnls(rows, wanted)
     if z is None or not r @ z > 0.0:
         best = int(np.argmax(np.where(r > 0.0, r / np.sqrt(np.clip(np.diag(M), 1e-300, None)), -np.inf)))
         z = np.where(np.arange(len(r)) == best, 1.0, 0.0)
