@@ -152,12 +152,12 @@ class GraphedStep:
 
 
 class GraphedBeginning:
-    """What the next round's clients can do already, captured."""
+    """What the next round's clients can do already, captured; it holds until the clients after them begin."""
 
     def __init__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> None:
         self._algorithm, self._problem, self._looked_up = algorithm, problem, looked_up
         self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent)]
-        self._function = GraphedFunction(self._step)
+        self._function = GraphedFunction(self._step, n_fleeting=1)  # the step reads it, and then the next is begun
 
     def __call__(self, tasks: Task, sent: Any) -> Tensor:
         return self._function(*tensors(tasks), *tensors(sent))[0]
