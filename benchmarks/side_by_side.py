@@ -174,9 +174,10 @@ def table(workload: str, result: Any) -> str:
             f"| {name} | {row['median']:.3f} | {low:.3f} - {high:.3f} | {row['x_floor']:.2f} | {ratio} | "
             f"{row['first']:.2f} | {row['peak_mb']:.0f} |"
         )
-    best = result["floor"] * result["gflops"] / result["gflops_best"]
-    share = f", of which a round of dqnfed takes {ours / best:.2f}" if ours else ""
-    lines.append(f"\nAt the rate of the quickest product of this run the floor is {best:.3f} s{share}.")
+    if "gflops_best" in result:
+        best = result["floor"] * result["gflops"] / result["gflops_best"]
+        times = f", and a round of dqnfed takes {ours / best:.2f} times as long" if ours else ""
+        lines.append(f"\nAt the rate of the quickest product of this run the floor is {best:.3f} s{times}.")
     return "\n".join(lines) + "\n"
 
 

@@ -167,10 +167,9 @@ class CommonDescent(DescentLength):
         return loss_gradient(problem, sent.theta, task)
 
     def begun(self, sent: Any, memory: DescentMemory, before: Any, beginning: Tensor) -> DescentMemory:
-        is_before = (
-            isinstance(sent, Models) and sent.theta_before is before.theta
-        )  # not so after a round without a step
-        return memory._replace(gradient=beginning) if is_before else memory
+        if not (isinstance(sent, Models) and sent.theta_before is before.theta):  # no step was made meanwhile
+            return memory
+        return memory._replace(gradient=beginning)
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         if isinstance(sent, Trial):

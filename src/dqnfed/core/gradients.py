@@ -7,6 +7,7 @@ as leaves for one client alone on a CPU, and `torch.func.grad` under torch.func'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -50,7 +51,7 @@ def gradients_and_values(problem: Problem, thetas: Sequence[Tensor], task: Task)
     if (found := in_formulas(problem, task)) is not None:
         judged = weighted_loss(problem, found.chain, task.targets, shares)
         return [_by_formula(problem, theta, found, judged) for theta in thetas]
-    if task.inputs.is_cuda and not is_transformed() and not thetas[0].requires_grad and is_usual(problem):
+    if task.inputs.is_cuda and not is_transformed() and not is_watched(thetas) and is_usual(problem):
         return [by_parts(problem, theta, task, shares) for theta in thetas]
     return [grad_and_value(problem.loss)(theta, task) for theta in thetas]
 
@@ -136,11 +137,16 @@ def is_plain(problem: Problem, theta: Tensor) -> bool:
     """Return whether this is one client alone on a CPU with an ordinary mean as its loss, and nothing looks on."""
     return (
         is_on_host(theta)
-        and not (theta.requires_grad and torch.is_grad_enabled())
+        and not is_watched([theta])
         and not torch.compiler.is_compiling()
         and type(problem).loss is Problem.loss
         and type(problem).batch_loss is Problem.batch_loss
     )
+
+
+def is_watched(thetas: Sequence[Tensor]) -> bool:
+    """Return whether somebody may differentiate through what is made of these models."""
+    return torch.is_grad_enabled() and any(theta.requires_grad for theta in thetas)
 
 
 def is_usual(problem: Problem) -> bool:
@@ -190,18 +196,23 @@ def by_parts(
     problem: Problem, theta: Tensor, task: Task, shares: Tensor, *, size: int = EXAMPLES_AT_ONCE
 ) -> tuple[Tensor, Tensor]:
     """Return what `mean_gradient` does, from a part of the examples at a time: a GPU may not hold the activations of
-    all. The last part goes back far enough to be as large as the others, and what was seen before has no share in it.
+    all.
+
+    A compiled model wants parts of one size: the last one goes back far enough, and what was seen before has no share
+    in it. Clients that are smaller than a part are many sizes, and not compiled.
     """
     n, model = len(shares), problem.predict
     assert isinstance(model, ModuleModel)
+    if model.compiled is None or n < size:
+        model, size = replace(model, compiled=None), -(-n // max(1, -(-n // size)))
     leaves, inputs = parameter_leaves(theta, model), cast_inputs(task.inputs, theta.dtype)
     total, loss = [torch.zeros_like(leaf) for leaf in leaves.values()], torch.zeros_like(shares[0])
     for start in range(0, n, size):
         first = max(0, min(start, n - size))
         rows = slice(first, min(start + size, n))
-        mine = (
-            shares[rows] if first == start else shares[rows] * (torch.arange(first, n, device=shares.device) >= start)
-        )
+        mine = shares[rows]
+        if first < start:
+            mine = mine * (torch.arange(first, n, device=mine.device) >= start)
         slopes, part = leaf_slopes(problem, model, leaves, inputs[rows], task.targets[rows], mine)
         torch._foreach_add_(total, list(slopes))
         loss = loss + part

@@ -24,8 +24,7 @@ class Pull(NamedTuple):
 
     anchor: Tensor  # [n]
     strength: float  # > 0
-    implicit: bool = False  # theta = (moved + s anchor) / (1 + s), s = lr strength; else strength (theta - anchor) is
-    # added to the gradient
+    implicit: bool = False  # (moved + s anchor) / (1 + s), s = lr strength; else the slope strength (theta - anchor)
 
 
 class BatchStep:
@@ -160,7 +159,8 @@ def graphed_sgd(
     Equal to the general form up to rounding. Each CUDA stream has steps of its own, so that clients can overlap.
     """
     stream = torch.cuda.current_stream().cuda_stream if theta.is_cuda else 0
-    shapes = (task.batches.shape[-1], task.inputs.shape[1:], task.inputs.dtype)
+    examples = (task.inputs, task.targets)
+    shapes = (task.batches.shape[-1], theta.dtype, *((t.shape[1:], t.dtype) for t in examples))
     forces = (None if pull is None else pull[1:], correction is not None)
     key = (stream, *shapes, momentum, decay, *forces, problem.losses)
     step = model.steps.get(key)

@@ -19,6 +19,7 @@ from dqnfed.core.gradients import (
     in_formulas,
     is_plain,
     is_transformed,
+    is_watched,
     leaf_slopes,
     parameter_leaves,
     task_shares,
@@ -50,7 +51,7 @@ def local_sgd(
             moved = theta.clone()
             sgd_in_place(problem, model, task, moved, momentum=momentum, decay=decay)
             return moved
-        if theta.is_cuda and _is_captured(problem, task):
+        if theta.is_cuda and _is_captured(problem, task, theta):
             return graphed_sgd(
                 problem, model, task, theta, momentum=momentum, decay=decay, pull=pull, correction=correction
             )
@@ -78,12 +79,11 @@ def local_sgd(
     return theta
 
 
-def _is_captured(problem: Problem, task: Task) -> bool:
+def _is_captured(problem: Problem, task: Task, theta: Tensor) -> bool:
     """Return whether one client's step on a GPU can be captured and replayed: its batches all have one shape."""
     usual = isinstance(problem.predict, ModuleModel) and type(problem).batch_loss is Problem.batch_loss
-    return (
-        usual and task.batches.shape[-1] > 0 and not is_transformed() and not torch.cuda.is_current_stream_capturing()
-    )
+    alone = not (is_transformed() or is_watched([theta]) or torch.cuda.is_current_stream_capturing())
+    return usual and alone and task.batches.shape[-1] > 0
 
 
 def drawn(theta: Tensor, anchor: Tensor, way: Tensor) -> Tensor:

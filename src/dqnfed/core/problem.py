@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,6 @@ from torch.func import functional_call
 
 from dqnfed.core.dense import DenseChain, dense_chain
 from dqnfed.core.tensors import Layout, module_layout, module_theta, named_parameters
-
-MANY_MODELS = 64  # one function is compiled anew for each of a process' models; torch gives up after eight
 
 
 class Task(NamedTuple):
@@ -231,11 +230,14 @@ class Problem:
         """
         if not isinstance(self.predict, ModuleModel):
             raise ValueError("only problems made from modules can be compiled.")
-        from torch._dynamo import config
+        model = self.predict
 
-        config.recompile_limit = max(config.recompile_limit, MANY_MODELS)
-        outputs = torch.compile(self.predict.outputs, fullgraph=True, dynamic=False)
-        return _replaced(self, predict=replace(self.predict, compiled=outputs))
+        def outputs(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+            return model.outputs(parameters, inputs)
+
+        # torch gives up on a function that it has compiled eight times over; so every model has a function of its own
+        own = FunctionType(outputs.__code__.replace(), outputs.__globals__, "outputs", None, outputs.__closure__)
+        return _replaced(self, predict=replace(model, compiled=torch.compile(own, fullgraph=True, dynamic=False)))
 
     def module_at(self, theta: Tensor) -> nn.Module:
         """Return a copy of the module with theta as its parameters, in evaluation mode."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy as np
@@ -59,10 +60,15 @@ def gather(stacked: T, index: Tensor, there: OnDevice | None = None) -> T:
 
     def chosen(t: Tensor) -> Tensor:
         if 0 in t.shape[1:]:  # what a method does not keep: nothing to look up
-            return t.new_empty((index.shape[0], *t.shape[1:]))
+            return _nothing((index.shape[0], *t.shape[1:]), t.dtype, t.device)
         return t.index_select(0, there(t.device))
 
     return map_tensors(chosen, stacked)
+
+
+@lru_cache(maxsize=64)  # asked for in every round
+def _nothing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def on_devices(index: Tensor) -> OnDevice:
@@ -84,19 +90,26 @@ def sent_to(device: torch.device, host: Tensor) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def sent_to_host(t: Tensor) -> Callable[[], Tensor]:
-    """Send a tensor to the host, and return a function that waits until it is there and no longer."""
-    host = t.to("cpu", non_blocking=True)  # from a GPU into pinned memory of its own, which nothing writes over
-    if not t.is_cuda:
-        return lambda: host
-    is_there = torch.cuda.Event()
-    is_there.record(torch.cuda.current_stream(t.device))
+class Landing:
+    """A place on the host for what a GPU sends there again and again; one tensor at a time is on its way."""
 
-    def arrived() -> Tensor:
-        is_there.synchronize()
-        return host
+    def __init__(self) -> None:
+        self._place, self._is_there = torch.empty(0), torch.cuda.Event()
 
-    return arrived
+    def sent(self, t: Tensor) -> Callable[[], Tensor]:
+        """Send a tensor to the host, and return a function that waits until it is there and no longer."""
+        if not t.is_cuda:
+            return lambda: t
+        if self._place.shape != t.shape or self._place.dtype != t.dtype:
+            self._place = torch.empty(t.shape, dtype=t.dtype, pin_memory=True)
+        self._place.copy_(t, non_blocking=True)
+        self._is_there.record(torch.cuda.current_stream(t.device))
+
+        def arrived() -> Tensor:
+            self._is_there.synchronize()
+            return self._place.clone()  # the next one lands in the same place
+
+        return arrived
 
 
 def concatenated(parts: Sequence[T]) -> T:

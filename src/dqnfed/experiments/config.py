@@ -128,7 +128,7 @@ class RunBlock(Block):
     dtype: Literal["float32", "float64"] = "float32"
     # of products and convolutions on a GPU; default: torch's, whose convolutions of float32 are in TF32
     precision: Literal["default", "float32", "tf32", "bf16"] = "default"
-    compile: bool = False  # a convolutional network's step on a GPU: half a minute at the start, then shorter rounds
+    compile: bool = False  # a convolutional network's step on a GPU: some 40 s at the start, then shorter rounds
     cohort: Literal["auto", "vectorised", "looped", "streams", "threads", "ray"] = "auto"
     workers: int | None = Field(default=None, ge=1)  # of a Ray cluster; default: as many as it has cores
     address: str | None = None  # of a running Ray cluster; default: one of this run's own

@@ -68,7 +68,7 @@ def build_experiment(config: Config) -> Experiment:
     kind = problem_kind(config)
     problem = in_precision(problem.to(device), config.run.precision)
     if config.run.compile:
-        problem = compiled(problem)
+        problem = compiled(problem, config.run.cohort)
     return Experiment(config, algorithm, problem, federation.to(device), kind, own, truth)
 
 
@@ -201,8 +201,7 @@ def chosen_cohort(experiment: Experiment) -> CohortRunner:
             return over_ray(experiment)
     if settings.cohort == "vectorised" or settings.chunk is not None:
         return vectorised(settings.chunk)
-    has_images = any(isinstance(part, nn.Conv2d) for part in (problem.module or nn.Identity()).modules())
-    if device.type == "cuda" and has_images:
+    if device.type == "cuda" and has_images(problem):
         return streams()
     return automatic(experiment.algorithm, problem, experiment.federation)
 
@@ -220,23 +219,33 @@ def over_ray(experiment: Experiment) -> CohortRunner:
 def in_precision(problem: Problem, precision: str) -> Problem:
     """Return the problem with products and convolutions in the precision that `run.precision` names."""
     device = problem.theta0.device
-    if precision == "default" or (precision == "float32" and device.type == "cpu"):
-        return problem
     if device.type != "cuda":
+        if precision in ("default", "float32"):
+            return problem
         raise ConfigError(f"run.precision is '{precision}', for GPUs, but the device is '{device}'; leave it out.")
-    if precision == "bf16":
-        return problem.autocast(torch.bfloat16)
+    # set each time: what another run of this process chose must not hold for this one
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    return problem
+    torch.backends.cudnn.allow_tf32 = precision != "float32"
+    return problem.autocast(torch.bfloat16) if precision == "bf16" else problem
 
 
-def compiled(problem: Problem) -> Problem:
+def compiled(problem: Problem, cohort: str) -> Problem:
     """Return the problem whose steps are compiled, or say why that cannot be."""
     device = problem.theta0.device
     if device.type != "cuda":
         raise ConfigError(f"run.compile is for GPUs, but the device is '{device}'; leave it out.")
+    if not has_images(problem) or cohort not in ("auto", "streams"):
+        raise ConfigError(
+            "run.compile is for networks with convolutions (nn.Conv2d) whose clients are run on streams "
+            f"(run.cohort = 'auto'), but run.cohort is '{cohort}' and the model has "
+            f"{'some' if has_images(problem) else 'none'}; leave it out."
+        )
     return problem.compiled()
+
+
+def has_images(problem: Problem) -> bool:
+    """Return whether the model has convolutions of images, whose clients a GPU runs apart from each other."""
+    return any(isinstance(part, nn.Conv2d) for part in (problem.module or nn.Identity()).modules())
 
 
 def run_experiment(

@@ -14,6 +14,7 @@ from dqnfed.core.problem import ModuleModel, Problem
 from dqnfed.core.tensors import sent_to
 
 EXAMPLES_AT_ONCE = 8192  # bounds the activations of an evaluation on a GPU
+PADDED_AT_ONCE = 2**15  # of clients that are judged together, each padded to the largest
 EXAMPLES_IN_CACHE = 1024  # and on a processor, which is slower when they fall out of its cache
 Forward = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
@@ -81,7 +82,8 @@ def judge(
 @torch.no_grad()
 def judge_personal(problem: Problem, thetas: Tensor, examples: Examples, clients: Tensor) -> Judged:
     """Return the given clients' losses and scores, each at its own model (a row of thetas)."""
-    if thetas.is_cuda and is_dense(problem):
+    n_rows = len(clients) * int(examples.sizes[clients].max())
+    if thetas.is_cuda and is_dense(problem) and n_rows <= PADDED_AT_ONCE:
         return judge_personal_together(problem, thetas, examples, clients)
     losses, scores = [], []
     for theta, client in zip(thetas, clients, strict=True):

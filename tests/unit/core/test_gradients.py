@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from dqnfed.core.gradients import (
     loss_gradient_and_value,
 )
 from dqnfed.core.local_work import draw_batches, local_sgd
-from dqnfed.core.problem import Problem, Task, cast_inputs
+from dqnfed.core.problem import ModuleModel, Problem, Task, cast_inputs
 from dqnfed.core.seeds import seed_for
 from tests.helpers.bowls import normal
 
@@ -255,3 +256,23 @@ def test_a_gradient_by_parts_is_the_gradient(size: int) -> None:
 
     torch.testing.assert_close(found, grad(weighted)(theta), rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(loss, weighted(theta), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(3, [3]), (4, [4]), (5, [4, 4]), (9, [4, 4, 4])])
+def test_compiled_parts_are_of_one_size_and_small_clients_are_not_compiled(n: int, sizes: list[int]) -> None:
+    problem, task, theta = case("imaged", "cross-entropy", ridge=0.0)
+    model = problem.predict
+    assert isinstance(model, ModuleModel)
+    seen = []
+
+    def spied(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        seen.append(len(inputs))
+        return model.outputs(parameters, inputs)
+
+    watched = replace(problem, predict=replace(model, compiled=spied))
+    rows = torch.arange(n) % len(task.mask)
+    task = task._replace(inputs=task.inputs[rows], targets=task.targets[rows], mask=torch.ones(n).double())
+    shares = torch.full((n,), 1.0 / n).double()
+    found, _ = by_parts(watched, theta, task, shares, size=4)
+    torch.testing.assert_close(found, by_parts(problem, theta, task, shares, size=4)[0], rtol=1e-12, atol=1e-14)
+    assert seen == (sizes if n >= 4 else [])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from dqnfed.core.graphed_sgd import Pull, graphed_sgd
@@ -113,3 +115,27 @@ def test_a_compiled_step_is_the_step() -> None:
             copy, copy.predict, task, theta, momentum=0.9, decay=0.1 + problem.ridge, pull=pull, correction=extra
         )
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.slow
+def test_many_models_are_compiled_in_one_thread() -> None:
+    """More than the eight times that torch compiles one function for, where streams do it: outside the main thread."""
+
+    def all_compiled() -> int:
+        for n_outputs in range(2, 12):
+            module = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, n_outputs))
+            problem = Problem.from_module(module).compiled()
+            assert isinstance(problem.predict, ModuleModel)
+            task = Task(
+                torch.ones(4, 1, 3, 3),
+                torch.zeros(4, dtype=torch.long),
+                torch.ones(4),
+                torch.arange(4)[None],
+                torch.zeros(0),
+                torch.tensor(0.1),
+            )
+            graphed_sgd(problem, problem.predict, task, problem.theta0, momentum=0.0, decay=0.0)
+        return n_outputs
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(all_compiled).result() == 11

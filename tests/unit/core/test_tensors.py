@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dqnfed.core.tensors import (
+    Landing,
     all_finite,
     concatenated,
     from_named_tensors,
@@ -20,7 +21,6 @@ from dqnfed.core.tensors import (
     named_tensors,
     numbers_on_host,
     row,
-    sent_to_host,
     stack,
     tensors,
 )
@@ -99,14 +99,15 @@ def test_numbers_that_are_on_the_host_stay_as_they_are() -> None:
 
 
 def test_what_is_sent_to_the_host_arrives() -> None:
-    assert sent_to_host(torch.arange(3))().tolist() == [0, 1, 2]
+    assert Landing().sent(torch.arange(3))().tolist() == [0, 1, 2]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_what_is_sent_to_the_host_is_not_written_over_by_the_next() -> None:
-    sent = torch.zeros(5, device="cuda")
-    arrivals = []
+def test_what_has_arrived_on_the_host_is_not_written_over_by_the_next() -> None:
+    sent, landing = torch.zeros(5, device="cuda"), Landing()
+    arrived = []
     for k in range(20):
-        sent.fill_(k)
-        arrivals.append(sent_to_host(sent))
-    assert [arrived().tolist() for arrived in arrivals] == [[float(k)] * 5 for k in range(20)]
+        there = landing.sent(sent.fill_(k))
+        sent.fill_(-1.0)  # the copy was taken before
+        arrived.append(there())
+    assert [values.tolist() for values in arrived] == [[float(k)] * 5 for k in range(20)]

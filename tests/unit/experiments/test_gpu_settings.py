@@ -1,0 +1,74 @@
+"""Settings for GPUs: refused elsewhere with the way out, and each run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from dqnfed.core.problem import Problem
+from dqnfed.experiments.config import ConfigError, read_config
+from dqnfed.experiments.experiment import build_experiment, in_precision
+
+CPU = ["run.device=cpu"]
+
+
+@pytest.fixture
+def torchs_own() -> Iterator[None]:
+    """Leave torch's choices as they were."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@pytest.mark.parametrize("precision", ["default", "float32"])
+def test_a_cpu_computes_in_float32(precision: str) -> None:
+    experiment = build_experiment(read_config("digits", [*CPU, f"run.precision={precision}"]))
+    assert experiment.problem.theta0.dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_cpu_has_no_other_precision(precision: str) -> None:
+    with pytest.raises(ConfigError, match=f"run.precision is '{precision}', for GPUs, but the device is 'cpu'; leave"):
+        build_experiment(read_config("digits", [*CPU, f"run.precision={precision}"]))
+
+
+def test_a_cpu_compiles_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"run\.compile is for GPUs, but the device is 'cpu'; leave it out"):
+        build_experiment(read_config("digits", [*CPU, "run.compile=true"]))
+
+
+class OnAGPU:
+    """A problem of which nothing is asked but where it is."""
+
+    theta0 = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+
+    def autocast(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+
+@pytest.mark.usefixtures("torchs_own")
+def test_what_one_run_chose_does_not_hold_for_the_next() -> None:
+    problem = cast(Problem, OnAGPU())
+    chosen: dict[str, tuple[str, bool]] = {}
+    for precision in ("float32", "default", "tf32", "default", "bf16", "float32"):
+        in_precision(problem, precision)
+        now = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+        assert chosen.setdefault(precision, now) == now
+    assert chosen == {
+        "default": ("highest", True),
+        "float32": ("highest", False),
+        "tf32": ("high", True),
+        "bf16": ("highest", True),
+    }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("other", ["model.name=mlp", "run.cohort=vectorised"])
+def test_only_convolutions_on_streams_are_compiled(other: str) -> None:
+    with pytest.raises(ConfigError, match="networks with convolutions"):
+        build_experiment(read_config("femnist-skewed", ["run.compile=true", other]))
