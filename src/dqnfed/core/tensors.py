@@ -94,20 +94,21 @@ class Landing:
     """A place on the host for what a GPU sends there again and again; one tensor at a time is on its way."""
 
     def __init__(self) -> None:
-        self._place, self._is_there = torch.empty(0), torch.cuda.Event()
+        self._made: tuple[Tensor, torch.cuda.Event] | None = None
 
     def sent(self, t: Tensor) -> Callable[[], Tensor]:
         """Send a tensor to the host, and return a function that waits until it is there and no longer."""
         if not t.is_cuda:
             return lambda: t
-        if self._place.shape != t.shape or self._place.dtype != t.dtype:
-            self._place = torch.empty(t.shape, dtype=t.dtype, pin_memory=True)
-        self._place.copy_(t, non_blocking=True)
-        self._is_there.record(torch.cuda.current_stream(t.device))
+        if self._made is None or self._made[0].shape != t.shape or self._made[0].dtype != t.dtype:
+            self._made = torch.empty(t.shape, dtype=t.dtype, pin_memory=True), torch.cuda.Event()
+        place, is_there = self._made
+        place.copy_(t, non_blocking=True)
+        is_there.record(torch.cuda.current_stream(t.device))
 
         def arrived() -> Tensor:
-            self._is_there.synchronize()
-            return self._place.clone()  # the next one lands in the same place
+            is_there.synchronize()
+            return place.clone()  # the next one lands in the same place
 
         return arrived
 

@@ -14,7 +14,7 @@ from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_digest
 from dqnfed.core.graphed_sgd import capturing
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import map_tensors, n_rows, sent_to_host, tensors
+from dqnfed.core.tensors import Landing, map_tensors, n_rows, tensors
 from dqnfed.sim.cohort import Answers, Digested, Lookup, Vectorised
 
 logger = logging.getLogger("dqnfed")
@@ -129,14 +129,14 @@ class GraphedStep:
         self._algorithm, self._problem, self._looked_up = algorithm, problem, looked_up
         self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent, memory)]  # their kinds
         self._answered: list[Any] = []  # the kinds of update and memory, known after the first call
-        self._plan = DigestPlan((), (), ())
+        self._plan, self._landing = DigestPlan((), (), ()), Landing()
         self._function = GraphedFunction(self._step, n_fleeting=1)
 
     def __call__(self, tasks: Task, sent: Any, memory: Any) -> Digested:
         *found, packed = self._function(*tensors(tasks), *tensors(sent), *tensors(memory))
         values = iter(found)
         updates, kept = (map_tensors(lambda _: next(values), kind) for kind in self._answered)
-        plan, n_answers, arrived = self._plan, n_rows(updates), sent_to_host(packed)
+        plan, n_answers, arrived = self._plan, n_rows(updates), self._landing.sent(packed)
         return Digested(updates, kept, lambda: unpacked_digest(plan, arrived().numpy(), n_answers))
 
     def _step(self, *given: Tensor) -> Sequence[Tensor]:
