@@ -132,7 +132,9 @@ def screened_digest(digest: Digest, found: Screened, scales: tuple[str, ...], n_
         return digest
     if len(found.kept) < n_answers:
         digest = digest.chosen(found.kept.numpy())
-    factors = found.factors.numpy()
+    # products of answers too long to be squared are taken anew, once these are cut
+    known = {name: products for name, products in digest.gramians.items() if np.isfinite(products).all()}
+    digest, factors = digest._replace(gramians=known), found.factors.numpy()
     return digest if (factors == 1).all() else digest.scaled(factors, scales)
 
 

@@ -159,6 +159,29 @@ def test_on_a_gpu_the_bits_are_those_of_vmap(algorithm: AnyAlgorithm, participat
     assert torch.equal(runs[0].theta, runs[1].theta)
 
 
+@pytest.mark.parametrize("algorithm", [DQNFed(metric="identity"), MGDA(lr=0.01)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(("dtype", "longest"), [(torch.float32, 1e25), (torch.float64, 1e200)])
+def test_an_answer_too_long_to_be_squared_is_cut_all_the_same(
+    algorithm: AnyAlgorithm, dtype: torch.dtype, longest: float
+) -> None:
+    case = consistent_quadratics(6, 8)
+    factors = torch.tensor([longest, 1.0, 1.0, 1.0, 1.0, 1.0], dtype=dtype)
+    parts = [getattr(case.federation, part) for part in ("train", "test")]
+    train, test = (part._replace(inputs=part.inputs.to(dtype), targets=part.targets.to(dtype)) for part in parts)
+    train = train._replace(targets=train.targets * factors[:, None])
+    federation, problem = (
+        replace(case.federation, train=train, test=test),
+        replace(case.problem, theta0=case.problem.theta0.to(dtype)),
+    )
+    plain, digested = (
+        run(algorithm, problem, federation, rounds=5, cohort=cohort, evaluation=Evaluation(participants=False))
+        for cohort in (vectorised(), DigestsOnTheHost())
+    )
+    for name in ("rounds", "n_clipped", "n_dropped", "status"):
+        assert digested.summary[name] == plain.summary[name]
+    torch.testing.assert_close(digested.theta, plain.theta, rtol=1e-3, atol=1e-6)
+
+
 def test_tensors_are_grouped_for_few_launches() -> None:
     given = [torch.ones(3), torch.ones(0), torch.ones(3), torch.arange(3), torch.ones(2), torch.ones(LARGE + 1)]
     assert alike(given, key=lambda t: t.dtype) == [[0, 2, 4], [3], [5]]
