@@ -87,7 +87,9 @@ def sent_to(device: torch.device, host: Tensor) -> Tensor:
     """Return a host tensor on a device; to a GPU it is sent without waiting for what the GPU is still at."""
     if device.type != "cuda" or host.is_cuda or not host.numel():
         return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    # not `Tensor.pin_memory`, which first asks the driver whether it is pinned already
+    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+    return pinned.copy_(host).to(device, non_blocking=True)
 
 
 class Landing:

@@ -123,7 +123,9 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
         )
     chosen = weights.to(G.dtype)  # here, where it costs less than one more launch there
     if G.is_cuda and not chosen.is_cuda:
-        chosen = chosen.pin_memory()  # so that a GPU is not waited for, whatever it is at
+        # by way of pinned memory, so that a GPU is not waited for, whatever it is at
+        pinned = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
+        chosen = pinned.copy_(chosen)
     return chosen.to(G.device, non_blocking=True) @ G
 
 
