@@ -126,7 +126,7 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
         # by way of pinned memory, so that a GPU is not waited for, whatever it is at
         pinned = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
         chosen = pinned.copy_(chosen)
-    return chosen.to(G.device, non_blocking=True) @ G
+    return chosen.to(G.device, non_blocking=G.is_cuda) @ G
 
 
 def combination_norm(weights: FloatArray, slopes: FloatArray, squares: FloatArray) -> float:
