@@ -233,6 +233,10 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
     def captures(self) -> bool:
         return self.inner.captures
 
+    @property
+    def gramian_of(self) -> str:
+        return self.inner.gramian_of
+
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: Any) -> tuple[Any, Any]:
         if isinstance(sent, Greeting):
             check_classes(problem, task)

@@ -78,8 +78,8 @@ class LocalClients:
             each = setup.feed.apart(clients, state.round)
             memories = [state.memory.one(c, task) for c, task in zip(clients.tolist(), each, strict=True)]
             return Answers(clients, *runner.apart(setup.algorithm, setup.problem, each, sent, memories), [])
-        if setup.digesting_runner is not None:
-            return self._digested(setup.digesting_runner, setup, state, clients, sent, phase)
+        if (digesting := setup.digesting_runner) is not None and _is_captured(setup, sent):
+            return self._digested(digesting, setup, state, clients, sent, phase)
         tasks = setup.feed.tasks(clients, state.round)
         memory = state.memory.get(clients, tasks)
         answers = Answers(clients, *setup.cohort(setup.algorithm, setup.problem, tasks, sent, memory), [])
@@ -92,7 +92,7 @@ class LocalClients:
     ) -> Answers:
         feed = setup.feed
         tasks = feed.indexed(clients, state.round)
-        memory = state.memory.get(clients, tasks if state.memory.knows(clients) else feed.looked_up(tasks))
+        memory = _memories(setup, state, clients)
         if phase == 0 and state.beginning is not None and state.beginning.round == state.round:
             memory = setup.algorithm.begun(sent, memory, state.beginning.sent, state.beginning.found)
         updates, kept, arrived = runner.digested(setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up)
@@ -125,7 +125,7 @@ class LocalClients:
             }
         scores: dict[str, list[Tensor]] = {}
         for c in clients.split(16):
-            memory = state.memory.get(c, setup.feed.tasks(c, state.round))
+            memory = _memories(setup, state, c)
             models = vmap(lambda kept: algorithm.evaluated(state.server, kept))(memory)
             for name, thetas in models.items():
                 scores.setdefault(name, []).append(judge_personal(problem, thetas, examples, c).scores)
@@ -133,6 +133,16 @@ class LocalClients:
 
     def _forward(self, problem: Problem) -> GraphedFunction:
         return self._forwards.setdefault(id(problem), GraphedFunction(forward_of(problem)))
+
+
+def _is_captured(setup: Setup, sent: Any) -> bool:
+    return setup.algorithm.captures and setup.algorithm.vectorises_for(sent)
+
+
+def _memories(setup: Setup, state: State, clients: Tensor) -> Any:
+    """Return the clients' stacked memories; only newcomers' examples are looked up."""
+    tasks = setup.feed.indexed(clients, state.round)
+    return state.memory.get(clients, tasks if state.memory.knows(clients) else setup.feed.looked_up(tasks))
 
 
 def _look_ahead(setup: Setup, state: State) -> Task | None:
@@ -148,6 +158,6 @@ def _look_ahead(setup: Setup, state: State) -> Task | None:
 def _begun(runner: DigestingRunner, setup: Setup, sent: Any, round: int, tasks: Task | None) -> Beginning | None:
     """Have the next round's clients begin where the method lets them, for a GPU that would else wait for the server."""
     algorithm = setup.algorithm
-    if tasks is None or not (algorithm.can_begin(sent) and algorithm.captures and algorithm.vectorises_for(sent)):
+    if tasks is None or not algorithm.can_begin(sent):
         return None
     return Beginning(round, sent, runner.begun(algorithm, setup.problem, tasks, sent, setup.feed.looked_up))

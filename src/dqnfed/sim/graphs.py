@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ logger = logging.getLogger("dqnfed")
 MAX_GRAPHS = 6  # of one function; shapes that keep changing are cheaper without graphs
 LARGE = 2**20  # numbers from which on a tensor is copied alone, at the speed of the memory
 Key = tuple[Any, ...]
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class Captured(NamedTuple):
@@ -120,6 +121,11 @@ def _dtype(t: Tensor) -> object:
     return t.dtype
 
 
+def _kind(record: T) -> T:
+    """Return a record of the same kind that holds nothing."""
+    return map_tensors(lambda t: t.new_empty(0), record)
+
+
 class GraphedStep:
     """A cohort's client step, captured with what comes before and after: its examples and the digest of its answers."""
 
@@ -127,7 +133,7 @@ class GraphedStep:
         self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
     ) -> None:
         self._algorithm, self._problem, self._looked_up = algorithm, problem, looked_up
-        self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent, memory)]  # their kinds
+        self._asked = [_kind(record) for record in (tasks, sent, memory)]
         self._answered: list[Any] = []  # the kinds of update and memory, known after the first call
         self._plan, self._landing = DigestPlan((), (), ()), Landing()
         self._function = GraphedFunction(self._step, n_fleeting=1)
@@ -145,7 +151,7 @@ class GraphedStep:
         algorithm, problem = self._algorithm, self._problem
         tasks = self._looked_up(tasks)
         updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, sent, own))(tasks, memory)
-        self._answered = [updates, kept]
+        self._answered = [_kind(updates), _kind(kept)]
         self._plan = digest_plan(updates, algorithm.optional, algorithm.gramian_of)
         packed = packed_digest(self._plan, updates, getattr(sent, "theta", None))
         return [*tensors(updates), *tensors(kept), packed]
@@ -156,7 +162,7 @@ class GraphedBeginning:
 
     def __init__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> None:
         self._algorithm, self._problem, self._looked_up = algorithm, problem, looked_up
-        self._asked = [map_tensors(lambda t: t.new_empty(0), record) for record in (tasks, sent)]
+        self._asked = [_kind(record) for record in (tasks, sent)]
         self._function = GraphedFunction(self._step, n_fleeting=1)  # the step reads it, and then the next is begun
 
     def __call__(self, tasks: Task, sent: Any) -> Tensor:
@@ -175,6 +181,7 @@ class Graphed:
     def __init__(self) -> None:
         self._steps: dict[Key, GraphedStep] = {}
         self._beginnings: dict[Key, GraphedBeginning] = {}
+        self._looked_up: Lookup | None = None  # of the run that these are for
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
         updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory, as_they_are)
@@ -188,13 +195,17 @@ class Graphed:
     ) -> Digested:
         if not (tasks.mask.is_cuda and algorithm.vectorises_for(sent) and algorithm.captures):
             return Digested(*Vectorised()(algorithm, problem, looked_up(tasks), sent, memory), None)
-        key = (algorithm, id(problem), type(sent), looked_up)
+        if looked_up != self._looked_up:  # another run: what was captured for the one before would keep its data
+            self._steps.clear()
+            self._beginnings.clear()
+            self._looked_up = looked_up
+        key = (algorithm, id(problem), type(sent))
         if key not in self._steps:
             self._steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)
         return self._steps[key](tasks, sent, memory)
 
     def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
-        key = (algorithm, id(problem), type(sent), looked_up)
+        key = (algorithm, id(problem), type(sent))
         if key not in self._beginnings:
             self._beginnings[key] = GraphedBeginning(algorithm, problem, tasks, sent, looked_up)
         return self._beginnings[key](tasks, sent)
