@@ -246,7 +246,13 @@ def by_hand(problem: Problem, inputs: Tensor, targets: Tensor) -> ByHand | None:
     features, known = model.chain.features(inputs), SLOPES[problem.losses]
     if features is None:
         return None
-    wanted = known.wanted(targets, model.chain.layers[-1].n_outputs, features.dtype)
+    n_outputs = model.chain.layers[-1].n_outputs
+    if problem.losses is cross_entropies and len(targets) and (largest := int(targets.max())) >= n_outputs:
+        raise ValueError(
+            f"a target is class {largest}, but the model has {n_outputs} outputs, for the classes 0 to "
+            f"{n_outputs - 1}; give the model more outputs, or mend the labels."
+        )
+    wanted = known.wanted(targets, n_outputs, features.dtype)
     return ByHand(model.chain, features, wanted, known.slope)
 
 
