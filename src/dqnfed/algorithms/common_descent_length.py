@@ -93,7 +93,7 @@ class DescentLength(DescentSettings):
         if step_length.is_stationary(alpha, norms.step, norms.theta):
             return self._stationary(server, cohort, diagnostics)
         moved = self._moved(server, sought, alpha, alpha * norms.step)
-        bound = norms.theta + max(alpha, 1.0) * norms.step
+        bound = norms.theta + max(alpha, 1.0) * norms.step  # of the whole step: a short share of infinity is no number
         return ServerStep(moved, Status.NEXT, diagnostics, norm_bound=bound)
 
     def _moved(self, server: DescentServer, sought: Search, alpha: float, norm: float) -> DescentServer:
@@ -203,6 +203,7 @@ def step_norms(theta: Tensor, step: Tensor, digest: Digest | None = None, norm: 
 
 
 def with_search(server: DescentServer, search: Search, length: float, trials: int) -> DescentServer:
+    """Return the server while it seeks the length of a step, the next candidate being so long."""
     sought = search._replace(
         length=torch.tensor(length, dtype=torch.float64), trials=torch.tensor(trials, dtype=torch.int64)
     )
