@@ -70,5 +70,6 @@ def test_what_one_run_chose_does_not_hold_for_the_next() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("other", ["model.name=mlp", "run.cohort=vectorised"])
 def test_only_convolutions_on_streams_are_compiled(other: str) -> None:
+    convolutions = ["model.name=cnn", "model.channels=[4, 8]", "run.compile=true"]
     with pytest.raises(ConfigError, match="networks with convolutions"):
-        build_experiment(read_config("femnist-skewed", ["run.compile=true", other]))
+        build_experiment(read_config("digits", [*convolutions, other]))
