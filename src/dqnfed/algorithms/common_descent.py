@@ -67,6 +67,7 @@ from dqnfed.maths.quasi_newton import (
     secant_curvature,
     server_remembered,
 )
+from dqnfed.maths.solvers import load_nnls
 
 FloatArray = NDArray[np.float64]
 
@@ -104,6 +105,7 @@ class CommonDescent(DescentLength):
         return no_pairs(theta)
 
     def init_server(self, problem: Problem, n_clients: int) -> DescentServer:
+        load_nnls()
         theta = problem.theta0
         n, none = len(theta), theta.new_zeros(0)
         remembers = self.metric == "lbfgs" and self.keeps_model
