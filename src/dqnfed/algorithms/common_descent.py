@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dqnfed.algorithms.absentees import nobody, rows_of_absent, with_present
 from dqnfed.algorithms.common_descent_length import PROBING, DescentLength, step_norms, with_search
 from dqnfed.algorithms.common_descent_messages import (
     DescentMemory,
@@ -51,7 +52,7 @@ from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import gather, numbers_on_host
 from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
-from dqnfed.maths.gramian import combination_norm
+from dqnfed.maths.gramian import combination_norm, cross_products
 from dqnfed.maths.quasi_newton import (
     MemoryProducts,
     Pairs,
@@ -130,6 +131,7 @@ class CommonDescent(DescentLength):
                 trials=torch.zeros((), dtype=torch.int64),
             ),
             testimony=first_testimony(n_clients if self.drop_share > 0.0 else 0, problem.loss_floor),
+            absentees=nobody(theta, self.absentees or 0),
         )
 
     def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
@@ -232,15 +234,28 @@ class CommonDescent(DescentLength):
         everybody, said = cohort, updates
         server, updates, cohort = self._believed(server, updates, cohort)
         metric = self._learnt_metric(server, updates, cohort)
-        G = updates.gradient
+        G, K = updates.gradient, len(updates.gradient)
         GG, GP, PP = _products(G, metric, cohort.digest)
+        rates = self.wanted_rates(updates, np.diagonal(GG), cohort.digest)
+        curvature = field_numbers(updates.curvature, cohort.digest, "curvature") if self.seeks_length else rates * nan
+        absent, absent_rows = server.absentees, rows_of_absent(server.absentees, cohort.clients)
+        if len(absent.client):
+            GA = cross_products(G, absent.gradient).numpy()
+            kept_now = with_present(absent, cohort.clients, cohort.round, G, rates, curvature, GG, GA)
+            server = server._replace(absentees=kept_now)
+            GG = _bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
+            GP = np.concatenate([GP, _products_with_pairs(absent.gradient, metric)[absent_rows]])
+            rates = np.concatenate([rates, absent.rate.numpy()[absent_rows]])
+            curvature = np.concatenate([curvature, absent.curvature.numpy()[absent_rows]])
         inverse = compact_inverse(PP, int(metric.n_pairs) if PP.size else 0)
         M = metric_gramian(GG, GP, inverse)
         squares = np.diagonal(GG)
-        rates = self.wanted_rates(updates, squares, cohort.digest)
         may_drop = self._may_drop(everybody) - n_left_out(server.testimony) if self.drop_share > 0.0 else 0
-        weights, kept = self._weights(M, rates, may_drop)
-        u = metric_combination(weights, G, GP, metric, inverse)
+        weights, kept = self._weights(M, rates, may_drop, K)
+        u = metric_combination(weights[:K], G, GP[:K], metric, inverse)
+        if (heavy := np.flatnonzero(weights[K:])).size:
+            rows = absent.gradient[torch.from_numpy(absent_rows[heavy]).to(G.device)]
+            u += metric_combination(weights[K + heavy], rows, GP[K + heavy], metric, inverse)
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)
@@ -254,16 +269,15 @@ class CommonDescent(DescentLength):
             "worst_rate_met": float((slopes[asked] / rates[asked]).min()) if norms.step > 0 and asked.any() else 0.0,
         }
         if self.drop_share > 0.0:
-            record = without(server.testimony, cohort.clients[torch.from_numpy(~kept)])
+            record = without(server.testimony, cohort.clients[torch.from_numpy(~kept[:K])])
             if isinstance(said, DescentUpdate):
                 record = asserted(record, everybody.clients, said.loss, unclipped(said.gradient @ u, everybody))
             server = server._replace(testimony=record)
-        sought = self._sought(server, updates, cohort, u, slopes, counted, kept)
+        sought = self._sought(server, updates, cohort, u, slopes[:K], counted[:K], kept[:K])
         if int(server.n_steps) == 0 and self.seeks_length and norms.step > 0:
             length = float(probe_length(server.theta, u))
             return ServerStep(with_search(server, sought, length, PROBING), Status.AGAIN, diagnostics)
         if self.seeks_length:
-            curvature = field_numbers(updates.curvature, cohort.digest, "curvature")
             return self._lengthened(server, sought, curvature[counted], slopes[counted], norms, cohort, diagnostics)
         alpha = self._free_length(updates, cohort, norms.step)
         return self._stepped(server, sought, alpha, norms, cohort, diagnostics)
@@ -322,18 +336,38 @@ class CommonDescent(DescentLength):
         least, most = middle / self.rate_bounds, middle * self.rate_bounds
         return np.asarray(np.minimum(np.maximum(np.where(known, per_square, middle), least), most) * squares)
 
-    def _weights(self, M: FloatArray, rates: FloatArray, may_drop: int) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Return the weights of the gradients in the step, and which of the clients it is for."""
+    def _weights(
+        self, M: FloatArray, rates: FloatArray, may_drop: int, n_present: int
+    ) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Return the weights of the gradients in the step, and which of the clients it is for.
+
+        Those who are absent, after the `n_present` first rows, are left out if no step serves everybody.
+        """
         kept = np.ones(len(rates), dtype=np.bool_)
         if self.constraint == "exactly":
             return rate_matching_weights(M, rates, ridge=self.ridge), kept
-        if may_drop <= 0:
-            return at_least_weights(M, rates, ridge=self.ridge).weights, kept
-        limits = {"max_share": may_drop / len(rates), "stretch": self.drop_stretch}
-        kept = undemanding_rows(M, rates, ridge=self.ridge, **limits)
+        if may_drop > 0:
+            present = slice(n_present)
+            limits = {"max_share": may_drop / n_present, "stretch": self.drop_stretch}
+            kept[present] = undemanding_rows(M[present, present], rates[present], ridge=self.ridge, **limits)
+        found = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge)
+        if not found.feasible and len(rates) > n_present:
+            kept[n_present:] = False
+            found = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge)
         weights = np.zeros(len(rates))
-        weights[kept] = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge).weights
+        weights[kept] = found.weights
         return weights, kept
+
+
+def _bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
+    """Return [A B; B' C]."""
+    return np.concatenate([np.concatenate([A, B], axis=1), np.concatenate([B.T, C], axis=1)])
+
+
+def _products_with_pairs(G: Tensor, metric: Pairs) -> FloatArray:
+    if not metric.s.shape[0]:
+        return np.zeros((len(G), 0))
+    return cross_products(G, torch.cat([metric.s, metric.y])).numpy()
 
 
 def _products(G: Tensor, metric: Pairs, digest: Digest | None) -> MemoryProducts:

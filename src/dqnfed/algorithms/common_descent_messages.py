@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dqnfed.algorithms.absentees import Absentees
 from dqnfed.algorithms.testimony import Testimony
 from dqnfed.maths.quasi_newton import Pairs
 
@@ -32,6 +33,7 @@ class DescentServer(NamedTuple):
     metric: Pairs  # [m, n] or [0, n]      secant pairs of the mean loss
     search: Search
     testimony: Testimony  # of clients that may be left out
+    absentees: Absentees  # gradients of clients who were here before, when the cohort changes
 
 
 class DescentMemory(NamedTuple):

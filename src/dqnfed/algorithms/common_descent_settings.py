@@ -10,6 +10,8 @@ from dqnfed.algorithms.common_descent_messages import DescentMemory, DescentServ
 from dqnfed.core.algorithm import Algorithm, check_choice, check_range
 from dqnfed.core.problem import Problem
 
+N_ABSENTEES = 50
+ABSENTEES_BYTES = 2**30  # what they may take of the server's memory unless their number is said
 STEPS = ("auto", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
 
 
@@ -28,6 +30,7 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     growth: float = 2.0  # a step is at most this many times the last one, >= 1
     ridge: float = 1e-6  # on the Gramian of the unit rows, >= 0
     rate_bounds: float = 1000.0  # d_k/||g_k||^2 stays within this factor of the cohort's median, >= 1
+    absentees: int | None = 0  # absent clients whose last gradients the step serves too, >= 0; None: 50, none with sgd
     drop_share: float = 0.0  # of a cohort that may be left out: who contradicts itself or distorts the step, in [0, 1)
     drop_stretch: float = inf  # a client that makes the step this many times longer may be left out too, > 1
 
@@ -43,6 +46,8 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         check_range(self, "growth", low=1.0)
         check_range(self, "ridge", low=0.0)
         check_range(self, "rate_bounds", low=1.0)
+        if self.absentees is not None:
+            check_range(self, "absentees", low=0)
         check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
         check_range(self, "drop_stretch", low=1.0, open_low=True)
 
@@ -69,7 +74,24 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
                 f"{name}: the metric needs every participant's gradient at the model before, but previous='kept' and "
                 f"only {cohort_size} of {n_clients} clients take part; use previous='sent' or metric='identity'."
             )
-        return replace(self, local=local, step=step, metric=metric, previous=previous)
+        absentees = self._n_absentees(problem, local, n_clients, cohort_size)
+        return replace(self, local=local, step=step, metric=metric, previous=previous, absentees=absentees)
+
+    def _n_absentees(self, problem: Problem, local: str, n_clients: int, cohort_size: int) -> int:
+        """Return the rows in which the server keeps what absent clients said."""
+        if self.absentees and self.constraint == "exactly":
+            raise ValueError(
+                f"{type(self).__name__}: absentees={self.absentees} are served at least as well as they asked for, "
+                "which constraint='exactly' rules out; use constraint='at-least' or absentees=0."
+            )
+        if cohort_size == n_clients or self.constraint == "exactly":
+            return 0
+        if self.absentees is not None:
+            return min(self.absentees, n_clients)
+        if local == "sgd":
+            return 0
+        fits = ABSENTEES_BYTES // (problem.n_parameters * problem.theta0.element_size())
+        return min(N_ABSENTEES, n_clients, fits)
 
     @property
     def keeps_model(self) -> bool:

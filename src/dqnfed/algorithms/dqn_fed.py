@@ -66,6 +66,7 @@ class DQNFed(CommonDescent):
     Reference: Hamidi & Ye, Distributed Quasi-Newton Method for Fair and Fast Federated Learning, TMLR 2025.
     """
 
+    absentees: int | None = None  # absent clients whose last gradients the step serves too; None: 50, none with sgd
     rates: str = "bfgs"  # bfgs | cauchy | identity | loss | hessian (exact, small models)
     memory: int = 1  # pairs that a client's rate is from, >= 1; of one pair it keeps a single number
 

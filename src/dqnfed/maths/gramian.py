@@ -48,6 +48,22 @@ def joint_gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, 
     return torch.from_numpy((products + products.T) / 2)
 
 
+def cross_products(G: Tensor, H: Tensor) -> Tensor:
+    """Return G H' as a float64 matrix on the CPU, in blocks as `gramian` does; H's rows are not multiplied together."""
+    block = DEVICE_BLOCK if G.is_cuda else BLOCK
+    n_blocks = G.shape[1] // block
+    whole = n_blocks * block
+    with _whole_precision():
+        total: Tensor = (G[:, whole:] @ H[:, whole:].T).double()
+        if G.is_cuda:
+            left, right = (X[:, :whole].unflatten(1, (n_blocks, block)).transpose(0, 1) for X in (G, H))
+            total += (left @ right.mT).sum(0, dtype=torch.float64)
+            return total.cpu()
+        for start in range(0, whole, block):
+            total += G[:, start : start + block] @ H[:, start : start + block].T
+    return total
+
+
 def resident_gramian(G: Tensor) -> Tensor:
     """Return G G' as `gramian` does, but where G is: nothing waits for a GPU, so that a CUDA graph may hold it."""
     products = _resident_products(G.detach(), [], DEVICE_BLOCK)
