@@ -9,32 +9,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dqnfed.core.algorithm import Cohort
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
 class Absentees(NamedTuple):
-    """The gradients of the clients who were asked last, a row each; a row without a client is empty."""
+    """The gradients of the clients who were asked last, a row each; what is in a row without a client means nothing."""
 
-    gradient: Tensor  # [A, n]
-    rate: Tensor  # [A]        the decrease that it was promised then
-    curvature: Tensor  # [A]   along the step before; NaN: not known
-    client: Tensor  # [A]      -1: nobody
-    asked: Tensor  # [A]       the round in which it was here
-    products: Tensor  # [A, A] of the rows with each other
+    gradient: Tensor  # [R, n]
+    rate: Tensor  # [R]        the decrease that it was promised then
+    curvature: Tensor  # [R]   along the step before; NaN: not known
+    client: Tensor  # [R]      -1: nobody
+    asked: Tensor  # [R]       the round in which it was here
+    products: Tensor  # [R, R] of the rows with each other
 
 
 def nobody(theta: Tensor, n_rows: int) -> Absentees:
-    """Return room for so many clients, all of it empty; the gradients lie with theta, the rest on the host."""
+    """Return so many empty rows; the gradients lie with theta, the rest on the host."""
     numbers = torch.zeros(n_rows, dtype=torch.float64)
-    return Absentees(
-        gradient=theta.new_zeros(n_rows, len(theta)),
-        rate=numbers,
-        curvature=torch.full_like(numbers, torch.nan),
-        client=torch.full((n_rows,), -1),
-        asked=torch.full((n_rows,), -1),
-        products=torch.zeros(n_rows, n_rows, dtype=torch.float64),
-    )
+    nowhere = torch.full((n_rows,), -1)
+    products = torch.zeros(n_rows, n_rows, dtype=torch.float64)
+    return Absentees(theta.new_zeros(n_rows, len(theta)), numbers, numbers.clone(), nowhere, nowhere.clone(), products)
 
 
 def rows_of_absent(kept: Absentees, present: Tensor) -> IntArray:
@@ -45,36 +42,34 @@ def rows_of_absent(kept: Absentees, present: Tensor) -> IntArray:
 
 def with_present(
     kept: Absentees,
-    present: Tensor,
-    when: int,
+    cohort: Cohort,
     G: Tensor,
     rates: FloatArray,
     curvature: FloatArray,
     GG: FloatArray,
     GA: FloatArray,
 ) -> Absentees:
-    """Return what is kept after a round: who was here takes its own row, or the row of who was asked longest ago.
+    """Return what is kept after a round: those who were here, and before them those who were asked last.
 
-    GG [K, K] and GA [K, A] are the products of the new gradients with each other and with the rows so far. With more
-    clients than rows, the first ones are kept.
+    GG [K, K] and GA [K, R] are the products of the new gradients with each other and with the rows so far.
+
+    Gradients are written where they lie, into rows that are empty, since a copy of all of them would take longer than
+    everything else: who still holds `kept` sees no change in any row that has a client there. As many rows as clients
+    were here are empty afterwards.
     """
     client, asked = kept.client.numpy().copy(), kept.asked.numpy().copy()
-    K = min(len(present), len(client))
-    here = present.numpy()[:K]
-    own = {int(c): row for row, c in enumerate(client.tolist())}
-    others = iter([row for row in np.argsort(asked, kind="stable").tolist() if client[row] not in here])
-    rows = np.array([own[c] if c in own else next(others) for c in here.tolist()], dtype=np.int64)
-    client[rows], asked[rows] = here, when
+    rows = np.flatnonzero(client < 0)[: len(cohort.clients)]
+    K = len(rows)
+    here = cohort.clients.numpy()[:K]
+    kept.gradient.index_copy_(0, torch.from_numpy(rows).to(G.device), G[:K].detach())
+    client[np.isin(client, here)] = -1  # what they said before
+    client[rows], asked[rows] = here, cohort.round
+    held = np.flatnonzero(client >= 0)
+    n_too_many = max(len(held) + K - len(client), 0)
+    client[held[np.argsort(asked[held], kind="stable")[:n_too_many]]] = -1
     rate, curved, products = (t.numpy().copy() for t in (kept.rate, kept.curvature, kept.products))
     rate[rows], curved[rows] = rates[:K], curvature[:K]
     products[rows, :], products[:, rows] = GA[:K], GA[:K].T
     products[np.ix_(rows, rows)] = GG[:K, :K]
-    index = torch.from_numpy(rows).to(G.device, non_blocking=True)
-    return Absentees(
-        gradient=kept.gradient.index_copy(0, index, G[:K].detach().to(kept.gradient.dtype)),
-        rate=torch.from_numpy(rate),
-        curvature=torch.from_numpy(curved),
-        client=torch.from_numpy(client),
-        asked=torch.from_numpy(asked),
-        products=torch.from_numpy(products),
-    )
+    numbers = (torch.from_numpy(v) for v in (rate, curved, client, asked, products))
+    return Absentees(kept.gradient, *numbers)

@@ -131,7 +131,7 @@ class CommonDescent(DescentLength):
                 trials=torch.zeros((), dtype=torch.int64),
             ),
             testimony=first_testimony(n_clients if self.drop_share > 0.0 else 0, problem.loss_floor),
-            absentees=nobody(theta, self.absentees or 0),
+            absentees=nobody(theta, self.kept_gradients or 0),
         )
 
     def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
@@ -241,7 +241,7 @@ class CommonDescent(DescentLength):
         absent, absent_rows = server.absentees, rows_of_absent(server.absentees, cohort.clients)
         if len(absent.client):
             GA = cross_products(G, absent.gradient).numpy()
-            kept_now = with_present(absent, cohort.clients, cohort.round, G, rates, curvature, GG, GA)
+            kept_now = with_present(absent, cohort, G, rates, curvature, GG, GA)
             server = server._replace(absentees=kept_now)
             GG = _bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
             GP = np.concatenate([GP, _products_with_pairs(absent.gradient, metric)[absent_rows]])
@@ -254,7 +254,7 @@ class CommonDescent(DescentLength):
         weights, kept = self._weights(M, rates, may_drop, K)
         u = metric_combination(weights[:K], G, GP[:K], metric, inverse)
         if (heavy := np.flatnonzero(weights[K:])).size:
-            rows = absent.gradient[torch.from_numpy(absent_rows[heavy]).to(G.device)]
+            rows = absent.gradient.index_select(0, torch.from_numpy(absent_rows[heavy]).to(G.device))
             u += metric_combination(weights[K + heavy], rows, GP[K + heavy], metric, inverse)
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan

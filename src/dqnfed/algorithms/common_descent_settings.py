@@ -11,7 +11,7 @@ from dqnfed.core.algorithm import Algorithm, check_choice, check_range
 from dqnfed.core.problem import Problem
 
 N_ABSENTEES = 50
-ABSENTEES_BYTES = 2**30  # what they may take of the server's memory unless their number is said
+KEPT_BYTES = 2**30  # what the gradients kept may take of the server's memory unless their number is said
 STEPS = ("auto", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
 
 
@@ -30,7 +30,7 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     growth: float = 2.0  # a step is at most this many times the last one, >= 1
     ridge: float = 1e-6  # on the Gramian of the unit rows, >= 0
     rate_bounds: float = 1000.0  # d_k/||g_k||^2 stays within this factor of the cohort's median, >= 1
-    absentees: int | None = 0  # absent clients whose last gradients the step serves too, >= 0; None: 50, none with sgd
+    kept_gradients: int | None = 0  # on the server: a cohort's and those of absent clients, whom the step serves too
     drop_share: float = 0.0  # of a cohort that may be left out: who contradicts itself or distorts the step, in [0, 1)
     drop_stretch: float = inf  # a client that makes the step this many times longer may be left out too, > 1
 
@@ -46,8 +46,8 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         check_range(self, "growth", low=1.0)
         check_range(self, "ridge", low=0.0)
         check_range(self, "rate_bounds", low=1.0)
-        if self.absentees is not None:
-            check_range(self, "absentees", low=0)
+        if self.kept_gradients is not None:
+            check_range(self, "kept_gradients", low=0)
         check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
         check_range(self, "drop_stretch", low=1.0, open_low=True)
 
@@ -74,24 +74,31 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
                 f"{name}: the metric needs every participant's gradient at the model before, but previous='kept' and "
                 f"only {cohort_size} of {n_clients} clients take part; use previous='sent' or metric='identity'."
             )
-        absentees = self._n_absentees(problem, local, n_clients, cohort_size)
-        return replace(self, local=local, step=step, metric=metric, previous=previous, absentees=absentees)
+        n_kept = self._n_kept_gradients(problem, local, n_clients, cohort_size)
+        return replace(self, local=local, step=step, metric=metric, previous=previous, kept_gradients=n_kept)
 
-    def _n_absentees(self, problem: Problem, local: str, n_clients: int, cohort_size: int) -> int:
-        """Return the rows in which the server keeps what absent clients said."""
-        if self.absentees and self.constraint == "exactly":
+    def _n_kept_gradients(self, problem: Problem, local: str, n_clients: int, cohort_size: int) -> int:
+        """Return how many gradients the server has room for; a cohort's part of it is empty between two rounds."""
+        asked = self.kept_gradients
+        if asked and self.constraint == "exactly":
             raise ValueError(
-                f"{type(self).__name__}: absentees={self.absentees} are served at least as well as they asked for, "
-                "which constraint='exactly' rules out; use constraint='at-least' or absentees=0."
+                f"{type(self).__name__}: kept_gradients={asked} are of clients who get at least what they asked for, "
+                "which constraint='exactly' rules out; use constraint='at-least' or kept_gradients=0."
             )
-        if cohort_size == n_clients or self.constraint == "exactly":
+        if cohort_size == n_clients or self.constraint == "exactly" or asked == 0:
             return 0
-        if self.absentees is not None:
-            return min(self.absentees, n_clients)
-        if local == "sgd":
+        if asked is None and local == "sgd":
             return 0
-        fits = ABSENTEES_BYTES // (problem.n_parameters * problem.theta0.element_size())
-        return min(N_ABSENTEES, n_clients, fits)
+        if asked is None:
+            row = problem.n_parameters * problem.theta0.element_size()
+            asked = min(cohort_size + N_ABSENTEES, KEPT_BYTES // row)
+            asked = asked if asked > cohort_size else 0
+        elif asked <= cohort_size:
+            raise ValueError(
+                f"{type(self).__name__}: kept_gradients={asked} leaves no room for absent clients, since {cohort_size} "
+                f"take part in a round; use more than {cohort_size}, or 0 for none."
+            )
+        return min(asked, n_clients + cohort_size)
 
     @property
     def keeps_model(self) -> bool:

@@ -46,11 +46,12 @@ class DQNFed(CommonDescent):
 
     Server: u = the shortest vector with g_k'u >= d_k for all k, its length measured in the L-BFGS metric of the mean
     loss; then theta - alpha u, alpha the longest step that no client's curvature forbids, at most twice the last one.
-    The first step's curvatures are measured along it in a phase of their own. With local SGD u is as long as FedAvg's
-    step.
+    The first step's curvatures are measured along it in a phase of their own. Where only some take part, the rows g_k
+    and rates d_k of the 50 absent clients who were asked last hold as well, as they were then; they are left out where
+    no u serves everybody. With local SGD u is as long as FedAvg's step, and the absent do not count.
 
     State: client, one number (with `memory` > 1 that many pairs), and theta and gradient when everybody takes part;
-    server, theta, the model before and `metric_memory` pairs.
+    server, theta, the model before, `metric_memory` pairs and `kept_gradients` rows.
 
     Payload: n + 3 floats up, n down; 2n + 3 up with the metric and 2n down when the cohort changes; n up with local
     SGD. The server sees every client's gradient.
@@ -61,12 +62,14 @@ class DQNFed(CommonDescent):
     clients that would gain more; they are capped by 2 f_k, since a Newton decrement cannot be larger; the metric is not
     the identity; the step length is a rule of its own, since the paper's eta diverges on heterogeneous clients; the
     inverse BFGS recursion is used where the paper prints the direct one; and H_k forgets all pairs but the newest,
-    since five served no better on `digits` and CIFAR-10 Setup 1. `dqn-fed-literal` is the paper's box.
+    since five served no better on `digits` and CIFAR-10 Setup 1. Unlike the paper, too, who is absent has a say by its
+    last gradient: with two of twenty clients a round on `digits` the worst tenth's accuracy is 82 % instead of 54 %
+    (`kept_gradients = 0`). `dqn-fed-literal` is the paper's box.
 
     Reference: Hamidi & Ye, Distributed Quasi-Newton Method for Fair and Fast Federated Learning, TMLR 2025.
     """
 
-    absentees: int | None = None  # absent clients whose last gradients the step serves too; None: 50, none with sgd
+    kept_gradients: int | None = None  # None: a cohort's and 50 more, in 1 GiB at most; 0, and None with sgd: none
     rates: str = "bfgs"  # bfgs | cauchy | identity | loss | hessian (exact, small models)
     memory: int = 1  # pairs that a client's rate is from, >= 1; of one pair it keeps a single number
 

@@ -19,6 +19,7 @@ from dqnfed.maths.gramian import (
     _host_products,
     combination_norm,
     combine,
+    cross_products,
     gramian,
     resident_gramian,
     squared_norms,
@@ -42,6 +43,16 @@ class LargestAllocation(TorchDispatchMode):
             if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in self.owned:
                 self.n_elements = max(self.n_elements, leaf.numel())
         return result
+
+
+@pytest.mark.parametrize("n", [5, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_across_two_sets_of_rows(n: int, dtype: torch.dtype) -> None:
+    G, H = gaussian_rows(5, n).to(dtype), gaussian_rows(3, n, seed=1).to(dtype)
+    found = cross_products(G, H)
+    assert found.dtype == torch.float64
+    rtol = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found, G.double() @ H.double().T, rtol=rtol, atol=rtol * n**0.5)
 
 
 @pytest.mark.parametrize("block", [1, 7, 100, 4096])
