@@ -252,10 +252,10 @@ class CommonDescent(DescentLength):
         squares = np.diagonal(GG)
         may_drop = self._may_drop(everybody) - n_left_out(server.testimony) if self.drop_share > 0.0 else 0
         weights, kept = self._weights(M, rates, may_drop, K)
-        u = metric_combination(weights[:K], G, GP[:K], metric, inverse)
-        if (heavy := np.flatnonzero(weights[K:])).size:
-            rows = absent.gradient.index_select(0, torch.from_numpy(absent_rows[heavy]).to(G.device))
-            u += metric_combination(weights[K + heavy], rows, GP[K + heavy], metric, inverse)
+        u = metric_combination(weights, G, GP, metric, inverse)
+        for row, weight in zip(absent_rows, weights[K:], strict=True):
+            if weight:  # few have one
+                u.add_(absent.gradient[row], alpha=inverse.scale * weight)
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)

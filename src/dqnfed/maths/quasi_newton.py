@@ -305,8 +305,11 @@ def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> F
 
 
 def metric_combination(weights: FloatArray, G: Tensor, GP: FloatArray, pairs: Pairs, inverse: CompactInverse) -> Tensor:
-    """Return u = W^-1 G'z for weights z [K], in the precision of G, from one pass over G and the memory."""
-    step = combine(torch.from_numpy(inverse.scale * weights), G)
+    """Return u = W^-1 G'z for weights z [K], in the precision of G, from one pass over G and the memory.
+
+    Weights and products GP may have more rows than G; of those, the caller adds `inverse.scale` z_k times row k.
+    """
+    step = combine(torch.from_numpy(inverse.scale * weights[: len(G)]), G)
     m = pairs.s.shape[0]
     if m:
         on_memory = torch.from_numpy(inverse.middle @ (GP.T @ weights)).to(step)
