@@ -347,9 +347,8 @@ class CommonDescent(DescentLength):
         if self.constraint == "exactly":
             return rate_matching_weights(M, rates, ridge=self.ridge), kept
         if may_drop > 0:
-            present = slice(n_present)
-            limits = {"max_share": may_drop / n_present, "stretch": self.drop_stretch}
-            kept[present] = undemanding_rows(M[present, present], rates[present], ridge=self.ridge, **limits)
+            limits = {"max_share": may_drop / len(rates), "stretch": self.drop_stretch}
+            kept = undemanding_rows(M, rates, ridge=self.ridge, **limits)
         found = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge)
         if not found.feasible and len(rates) > n_present:
             kept[n_present:] = False

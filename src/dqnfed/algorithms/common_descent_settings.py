@@ -85,9 +85,14 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
                 f"{type(self).__name__}: kept_gradients={asked} are of clients who get at least what they asked for, "
                 "which constraint='exactly' rules out; use constraint='at-least' or kept_gradients=0."
             )
-        if cohort_size == n_clients or self.constraint == "exactly" or asked == 0:
+        if asked and self.drop_share > 0.0:
+            raise ValueError(
+                f"{type(self).__name__}: what an absent client said cannot be held against its losses, but "
+                f"drop_share={self.drop_share:g} and kept_gradients={asked}; set one of them to 0."
+            )
+        if cohort_size == n_clients or asked == 0:
             return 0
-        if asked is None and local == "sgd":
+        if asked is None and (local == "sgd" or self.constraint == "exactly" or self.drop_share > 0.0):
             return 0
         if asked is None:
             row = problem.n_parameters * problem.theta0.element_size()

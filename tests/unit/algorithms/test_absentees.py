@@ -130,6 +130,7 @@ def test_where_nothing_serves_everybody_the_present_are_served() -> None:
         ({"epochs": 2}, 2, 0),  # updates of local SGD
         ({"epochs": 2, "kept_gradients": 3}, 2, 3),
         ({"constraint": "exactly"}, 2, 0),
+        ({"drop_share": 0.3}, 2, 0),
     ],
 )
 def test_how_many_are_kept(settings: dict[str, int], cohort_size: int, rows: int) -> None:
@@ -150,6 +151,12 @@ def test_exact_rates_cannot_be_owed_to_the_absent() -> None:
     problem = consistent_quadratics(N_CLIENTS, 5).problem
     with pytest.raises(ValueError, match=r"kept_gradients=3 .* constraint='exactly' rules out; use constraint='at-l"):
         DQNFed(kept_gradients=3, constraint="exactly").prepare(problem, N_CLIENTS, 2)
+
+
+def test_what_may_be_a_lie_is_not_kept() -> None:
+    problem = consistent_quadratics(N_CLIENTS, 5).problem
+    with pytest.raises(ValueError, match=r"drop_share=0.3 and kept_gradients=3; set one of them to 0"):
+        DQNFed(kept_gradients=3, drop_share=0.3).prepare(problem, N_CLIENTS, 2)
 
 
 def test_room_for_the_cohort_alone_is_refused() -> None:
