@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.algorithms.absentees import nobody, rows_of_absent, with_present
+from dqnfed.algorithms.absentees import nobody, products_with_rows, row_gradient, rows_of_absent, with_present
 from dqnfed.algorithms.common_descent_length import PROBING, DescentLength, step_norms, with_search
 from dqnfed.algorithms.common_descent_messages import (
     DescentMemory,
@@ -52,7 +52,7 @@ from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import gather, numbers_on_host
 from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
-from dqnfed.maths.gramian import combination_norm, cross_products
+from dqnfed.maths.gramian import combination_norm
 from dqnfed.maths.quasi_newton import (
     MemoryProducts,
     Pairs,
@@ -131,7 +131,7 @@ class CommonDescent(DescentLength):
                 trials=torch.zeros((), dtype=torch.int64),
             ),
             testimony=first_testimony(n_clients if self.drop_share > 0.0 else 0, problem.loss_floor),
-            absentees=nobody(theta, self.kept_gradients or 0),
+            absentees=nobody(theta, self.absentees or 0),
         )
 
     def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
@@ -240,11 +240,14 @@ class CommonDescent(DescentLength):
         curvature = field_numbers(updates.curvature, cohort.digest, "curvature") if self.seeks_length else rates * nan
         absent, absent_rows = server.absentees, rows_of_absent(server.absentees, cohort.clients)
         if len(absent.client):
-            GA = cross_products(G, absent.gradient).numpy()
-            kept_now = with_present(absent, cohort, G, rates, curvature, GG, GA)
+            GA = products_with_rows(G, absent)
+            most = self.absentees or 0
+            kept_now = with_present(absent, cohort, G, rates, curvature, GG, GA, most=most)
             server = server._replace(absentees=kept_now)
             GG = _bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
-            GP = np.concatenate([GP, _products_with_pairs(absent.gradient, metric)[absent_rows]])
+            if GP.size:
+                pairs = torch.cat([metric.s, metric.y])
+                GP = np.concatenate([GP, products_with_rows(pairs, absent)[:, absent_rows].T])
             rates = np.concatenate([rates, absent.rate.numpy()[absent_rows]])
             curvature = np.concatenate([curvature, absent.curvature.numpy()[absent_rows]])
         inverse = compact_inverse(PP, int(metric.n_pairs) if PP.size else 0)
@@ -255,7 +258,7 @@ class CommonDescent(DescentLength):
         u = metric_combination(weights, G, GP, metric, inverse)
         for row, weight in zip(absent_rows, weights[K:], strict=True):
             if weight:  # few have one
-                u.add_(absent.gradient[row], alpha=inverse.scale * weight)
+                u.add_(row_gradient(absent, int(row)), alpha=inverse.scale * weight)
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)
@@ -361,12 +364,6 @@ class CommonDescent(DescentLength):
 def _bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
     """Return [A B; B' C]."""
     return np.concatenate([np.concatenate([A, B], axis=1), np.concatenate([B.T, C], axis=1)])
-
-
-def _products_with_pairs(G: Tensor, metric: Pairs) -> FloatArray:
-    if not metric.s.shape[0]:
-        return np.zeros((len(G), 0))
-    return cross_products(G, torch.cat([metric.s, metric.y])).numpy()
 
 
 def _products(G: Tensor, metric: Pairs, digest: Digest | None) -> MemoryProducts:

@@ -11,7 +11,7 @@ from dqnfed.core.algorithm import Algorithm, check_choice, check_range
 from dqnfed.core.problem import Problem
 
 N_ABSENTEES = 50
-KEPT_BYTES = 2**30  # what the gradients kept may take of the server's memory unless their number is said
+ABSENTEES_BYTES = 2**30  # what their gradients may take of the server's memory unless their number is said
 STEPS = ("auto", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
 
 
@@ -30,7 +30,7 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
     growth: float = 2.0  # a step is at most this many times the last one, >= 1
     ridge: float = 1e-6  # on the Gramian of the unit rows, >= 0
     rate_bounds: float = 1000.0  # d_k/||g_k||^2 stays within this factor of the cohort's median, >= 1
-    kept_gradients: int | None = 0  # on the server: a cohort's and those of absent clients, whom the step serves too
+    absentees: int | None = 0  # absent clients whom the step serves too, by their last gradients, >= 0
     drop_share: float = 0.0  # of a cohort that may be left out: who contradicts itself or distorts the step, in [0, 1)
     drop_stretch: float = inf  # a client that makes the step this many times longer may be left out too, > 1
 
@@ -46,8 +46,8 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         check_range(self, "growth", low=1.0)
         check_range(self, "ridge", low=0.0)
         check_range(self, "rate_bounds", low=1.0)
-        if self.kept_gradients is not None:
-            check_range(self, "kept_gradients", low=0)
+        if self.absentees is not None:
+            check_range(self, "absentees", low=0)
         check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
         check_range(self, "drop_stretch", low=1.0, open_low=True)
 
@@ -74,36 +74,29 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
                 f"{name}: the metric needs every participant's gradient at the model before, but previous='kept' and "
                 f"only {cohort_size} of {n_clients} clients take part; use previous='sent' or metric='identity'."
             )
-        n_kept = self._n_kept_gradients(problem, local, n_clients, cohort_size)
-        return replace(self, local=local, step=step, metric=metric, previous=previous, kept_gradients=n_kept)
+        absentees = self._n_absentees(problem, local, n_clients, cohort_size)
+        return replace(self, local=local, step=step, metric=metric, previous=previous, absentees=absentees)
 
-    def _n_kept_gradients(self, problem: Problem, local: str, n_clients: int, cohort_size: int) -> int:
-        """Return how many gradients the server has room for; a cohort's part of it is empty between two rounds."""
-        asked = self.kept_gradients
+    def _n_absentees(self, problem: Problem, local: str, n_clients: int, cohort_size: int) -> int:
+        """Return of how many clients the server keeps the last gradient."""
+        asked, name = self.absentees, type(self).__name__
         if asked and self.constraint == "exactly":
             raise ValueError(
-                f"{type(self).__name__}: kept_gradients={asked} are of clients who get at least what they asked for, "
-                "which constraint='exactly' rules out; use constraint='at-least' or kept_gradients=0."
+                f"{name}: absentees={asked} get at least what they asked for, which constraint='exactly' rules out; "
+                "use constraint='at-least' or absentees=0."
             )
         if asked and self.drop_share > 0.0:
             raise ValueError(
-                f"{type(self).__name__}: what an absent client said cannot be held against its losses, but "
-                f"drop_share={self.drop_share:g} and kept_gradients={asked}; set one of them to 0."
+                f"{name}: what an absent client said cannot be held against its losses, but drop_share="
+                f"{self.drop_share:g} and absentees={asked}; set one of them to 0."
             )
         if cohort_size == n_clients or asked == 0:
             return 0
-        if asked is None and (local == "sgd" or self.constraint == "exactly" or self.drop_share > 0.0):
-            return 0
         if asked is None:
-            row = problem.n_parameters * problem.theta0.element_size()
-            asked = min(cohort_size + N_ABSENTEES, KEPT_BYTES // row)
-            asked = asked if asked > cohort_size else 0
-        elif asked <= cohort_size:
-            raise ValueError(
-                f"{type(self).__name__}: kept_gradients={asked} leaves no room for absent clients, since {cohort_size} "
-                f"take part in a round; use more than {cohort_size}, or 0 for none."
-            )
-        return min(asked, n_clients + cohort_size)
+            if local == "sgd" or self.constraint == "exactly" or self.drop_share > 0.0:
+                return 0
+            asked = min(N_ABSENTEES, ABSENTEES_BYTES // (problem.n_parameters * problem.theta0.element_size()))
+        return min(asked, n_clients)
 
     @property
     def keeps_model(self) -> bool:

@@ -51,7 +51,7 @@ class DQNFed(CommonDescent):
     no u serves everybody. With local SGD u is as long as FedAvg's step, and the absent do not count.
 
     State: client, one number (with `memory` > 1 that many pairs), and theta and gradient when everybody takes part;
-    server, theta, the model before, `metric_memory` pairs and `kept_gradients` rows.
+    server, theta, the model before, `metric_memory` pairs and the gradients of `absentees` clients.
 
     Payload: n + 3 floats up, n down; 2n + 3 up with the metric and 2n down when the cohort changes; n up with local
     SGD. The server sees every client's gradient.
@@ -64,12 +64,12 @@ class DQNFed(CommonDescent):
     inverse BFGS recursion is used where the paper prints the direct one; and H_k forgets all pairs but the newest,
     since five served no better on `digits` and CIFAR-10 Setup 1. Unlike the paper, too, who is absent has a say by its
     last gradient: with two of twenty clients a round on `digits` the worst tenth's accuracy is 87 % instead of 57 %
-    (`kept_gradients = 0`). `dqn-fed-literal` is the paper's box.
+    (`absentees = 0`). `dqn-fed-literal` is the paper's box.
 
     Reference: Hamidi & Ye, Distributed Quasi-Newton Method for Fair and Fast Federated Learning, TMLR 2025.
     """
 
-    kept_gradients: int | None = None  # None: a cohort's and 50 more, in 1 GiB at most; none with sgd or drop_share
+    absentees: int | None = None  # whom the step serves too; None: 50, or what 1 GiB holds; none with sgd, drop_share
     rates: str = "bfgs"  # bfgs | cauchy | identity | loss | hessian (exact, small models)
     memory: int = 1  # pairs that a client's rate is from, >= 1; of one pair it keeps a single number
 

@@ -137,7 +137,7 @@ def test_identical_clients_follow_their_common_gradient(form: str) -> None:
 def test_it_is_dqn_fed_with_rates_from_losses(participation: float, step: str) -> None:
     problem, federation = classes(4)
     mine = play(AdaFed(step=step), problem, federation, rounds=3, participation=participation)
-    ours_there = DQNFed(step=step, rates="loss", kept_gradients=0)
+    ours_there = DQNFed(step=step, rates="loss", absentees=0)
     theirs = play(ours_there, problem, federation, rounds=3, participation=participation)
     for ours, others in zip(mine.thetas, theirs.thetas, strict=True):
         assert torch.equal(ours, others)
