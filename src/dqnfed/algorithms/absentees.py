@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.core.algorithm import Cohort
 from dqnfed.maths.gramian import cross_products
 
 FloatArray = NDArray[np.float64]
@@ -17,41 +16,33 @@ IntArray = NDArray[np.int64]
 
 
 class Rows(NamedTuple):
-    """A matrix in eight parts, so that a change of some rows copies some parts and not all of it."""
+    """A matrix in five parts, the oldest rows first: new ones are put at its end without copying the others."""
 
-    a: Tensor  # [R / 8, n]
+    a: Tensor  # [R_a, n]
     b: Tensor
     c: Tensor
     d: Tensor
     e: Tensor
-    f: Tensor
-    g: Tensor
-    h: Tensor
 
 
 class Absentees(NamedTuple):
-    """The gradients of the clients who were asked last, a row each; what is in a row without a client means nothing."""
+    """The gradients of the clients who were asked last, a row for each visit; only a client's newest row counts."""
 
     gradient: Rows  # [R, n]
     rate: Tensor  # [R]        the decrease that it was promised then
     curvature: Tensor  # [R]   along the step before; NaN: not known
-    client: Tensor  # [R]      -1: nobody
-    asked: Tensor  # [R]       the round in which it was here
+    client: Tensor  # [R]      -1: the row does not count
     products: Tensor  # [R, R] of the rows with each other
 
 
 PARTS = len(Rows._fields)
 
 
-def nobody(theta: Tensor, n_clients: int) -> Absentees:
-    """Return room for so many clients and half as many again, for those who come while others are still kept."""
-    part = -(-3 * n_clients // (2 * PARTS))
-    n_rows = PARTS * part
-    numbers = torch.zeros(n_rows, dtype=torch.float64)
-    nowhere = torch.full((n_rows,), -1)
-    products = torch.zeros(n_rows, n_rows, dtype=torch.float64)
-    parts = Rows(*(theta.new_zeros(part, len(theta)) for _ in range(PARTS)))
-    return Absentees(parts, numbers, numbers.clone(), nowhere, nowhere.clone(), products)
+def nobody(theta: Tensor) -> Absentees:
+    """Return no rows; those to come lie with theta, the numbers about them on the host."""
+    parts = Rows(*(theta.new_zeros(0, len(theta)) for _ in range(PARTS)))
+    numbers = torch.zeros(0, dtype=torch.float64)
+    return Absentees(parts, numbers, numbers.clone(), torch.zeros(0, dtype=torch.int64), numbers.new_zeros(0, 0))
 
 
 def rows_of_absent(kept: Absentees, present: Tensor) -> IntArray:
@@ -60,25 +51,27 @@ def rows_of_absent(kept: Absentees, present: Tensor) -> IntArray:
     return np.flatnonzero((client >= 0) & ~np.isin(client, present.numpy()))
 
 
-def row_gradient(kept: Absentees, row: int) -> Tensor:
-    """Return one row [n]."""
-    part, place = divmod(row, len(kept.gradient.a))
-    return kept.gradient[part][place]
+def chosen_rows(kept: Absentees, rows: IntArray) -> list[Tensor]:
+    """Return the rows named, [n] each."""
+    ends = np.cumsum([len(part) for part in kept.gradient])
+    parts = np.searchsorted(ends, rows, side="right")
+    return [kept.gradient[p][row - int(ends[p])] for p, row in zip(parts.tolist(), rows.tolist(), strict=True)]
 
 
 def products_with_rows(G: Tensor, kept: Absentees) -> FloatArray:
-    """Return G times the rows [K, R]; zero where a part of them holds nobody."""
+    """Return G times the rows [K, R]; zero in a part of which no row counts."""
     if G.is_cuda:  # one launch for all
         return cross_products(G, torch.cat(kept.gradient)).numpy()
-    used = [bool((part >= 0).any()) for part in kept.client.split(len(kept.gradient.a))]
-    nothing = np.zeros((len(G), len(kept.gradient.a)))
-    pairs = zip(kept.gradient, used, strict=True)
-    return np.concatenate([cross_products(G, part).numpy() if is_used else nothing for part, is_used in pairs], axis=1)
+    found = [np.zeros((len(G), 0))]
+    for part, client in zip(kept.gradient, kept.client.split([len(part) for part in kept.gradient]), strict=True):
+        counts = bool((client >= 0).any())
+        found.append(cross_products(G, part).numpy() if counts else np.zeros((len(G), len(part))))
+    return np.concatenate(found, axis=1)
 
 
 def with_present(
     kept: Absentees,
-    cohort: Cohort,
+    present: Tensor,
     G: Tensor,
     rates: FloatArray,
     curvature: FloatArray,
@@ -87,35 +80,38 @@ def with_present(
     *,
     most: int,
 ) -> Absentees:
-    """Return what is kept after a round: those who were here, and before them those who were asked last.
+    """Return what is kept after a round: those who were here, and before them those who were asked last, `most` in all.
 
-    At most `most` clients; of a cohort with more than the empty rows hold, the first ones. GG [K, K] and GA [K, R] are
-    the products of the new gradients with each other and with the rows so far.
+    GG [K, K] and GA [K, R] are the products of the new gradients with each other and with the rows so far.
     """
-    client, asked = kept.client.numpy().copy(), kept.asked.numpy().copy()
-    empty = (client < 0).reshape(PARTS, -1)
-    emptiest = np.argsort(-empty.sum(axis=1), kind="stable")  # whole parts first, so that few are copied
-    rows = np.concatenate([p * empty.shape[1] + np.flatnonzero(empty[p]) for p in emptiest])[: len(cohort.clients)]
-    K = len(rows)
-    here = cohort.clients.numpy()[:K]
-    client[np.isin(client, here)] = -1  # what they said before
-    client[rows], asked[rows] = here, cohort.round
-    held = np.flatnonzero(client >= 0)
-    client[held[np.argsort(asked[held], kind="stable")[: max(len(held) - most, 0)]]] = -1
-    rate, curved, products = (t.numpy().copy() for t in (kept.rate, kept.curvature, kept.products))
-    rate[rows], curved[rows] = rates[:K], curvature[:K]
-    products[rows, :], products[:, rows] = GA[:K], GA[:K].T
-    products[np.ix_(rows, rows)] = GG[:K, :K]
-    numbers = (torch.from_numpy(v) for v in (rate, curved, client, asked, products))
-    return Absentees(_written(kept.gradient, rows, G.detach()), *numbers)
+    here = present.numpy()
+    client = np.concatenate([np.where(np.isin(kept.client.numpy(), here), -1, kept.client.numpy()), here])
+    counting = np.flatnonzero(client >= 0)
+    client[counting[: max(len(counting) - most, 0)]] = -1
+    n_rows = len(kept.client)
+    parts, stay = _appended(kept.gradient, client[:n_rows] >= 0, G.detach(), length=-(-2 * most // PARTS))
+    products = bordered(kept.products.numpy()[np.ix_(stay, stay)], GA[:, stay].T, GG)
+    numbers = ((kept.rate, rates), (kept.curvature, curvature))
+    rate, curved = (torch.from_numpy(np.concatenate([old.numpy()[stay], new])) for old, new in numbers)
+    clients = np.concatenate([client[stay], client[n_rows:]])
+    return Absentees(parts, rate, curved, torch.from_numpy(clients), torch.from_numpy(products))
 
 
-def _written(parts: Rows, rows: IntArray, G: Tensor) -> Rows:
-    """Return the rows with the first ones of G in the places named."""
-    length = len(parts.a)
-    found = list(parts)
-    for p in np.unique(rows // length).tolist():
-        theirs = np.flatnonzero(rows // length == p)
-        places = torch.from_numpy(rows[theirs] % length).to(G.device)
-        found[p] = found[p].index_copy(0, places, G[int(theirs[0]) : int(theirs[-1]) + 1])  # part by part: in a row
-    return Rows(*found)
+def bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
+    """Return [A B; B' C]."""
+    return np.concatenate([np.concatenate([A, B], axis=1), np.concatenate([B.T, C], axis=1)])
+
+
+def _appended(rows: Rows, counts: NDArray[np.bool_], G: Tensor, *, length: int) -> tuple[Rows, IntArray]:
+    """Return the rows with G's at the end, and which of those before are still there.
+
+    A part is closed at the length; then the first one makes room, of which rows that count go to the second.
+    """
+    first, second, *others, last = rows
+    everybody = np.arange(len(counts))
+    if len(last) < length:
+        return Rows(*[first, second, *others, torch.cat([last, G])]), everybody
+    still = np.flatnonzero(counts[: len(first)])
+    if still.size:
+        second = torch.cat([first[torch.from_numpy(still).to(first.device)], second])
+    return Rows(*[second, *others, last, G.clone()]), np.concatenate([still, everybody[len(first) :]])

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.algorithms.absentees import nobody, products_with_rows, row_gradient, rows_of_absent, with_present
+from dqnfed.algorithms.absentees import bordered, chosen_rows, nobody, products_with_rows, rows_of_absent, with_present
 from dqnfed.algorithms.common_descent_length import PROBING, DescentLength, step_norms, with_search
 from dqnfed.algorithms.common_descent_messages import (
     DescentMemory,
@@ -131,7 +131,7 @@ class CommonDescent(DescentLength):
                 trials=torch.zeros((), dtype=torch.int64),
             ),
             testimony=first_testimony(n_clients if self.drop_share > 0.0 else 0, problem.loss_floor),
-            absentees=nobody(theta, self.absentees or 0),
+            absentees=nobody(theta),
         )
 
     def init_memory(self, problem: Problem, task: Task) -> DescentMemory:
@@ -239,15 +239,14 @@ class CommonDescent(DescentLength):
         rates = self.wanted_rates(updates, np.diagonal(GG), cohort.digest)
         curvature = field_numbers(updates.curvature, cohort.digest, "curvature") if self.seeks_length else rates * nan
         absent, absent_rows = server.absentees, rows_of_absent(server.absentees, cohort.clients)
-        if len(absent.client):
+        if self.absentees:
             GA = products_with_rows(G, absent)
-            most = self.absentees or 0
-            kept_now = with_present(absent, cohort, G, rates, curvature, GG, GA, most=most)
-            server = server._replace(absentees=kept_now)
-            GG = _bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
+            now = with_present(absent, cohort.clients, G, rates, curvature, GG, GA, most=self.absentees)
+            server = server._replace(absentees=now)
+            GG = bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
             if GP.size:
-                pairs = torch.cat([metric.s, metric.y])
-                GP = np.concatenate([GP, products_with_rows(pairs, absent)[:, absent_rows].T])
+                on_pairs = products_with_rows(torch.cat([metric.s, metric.y]), absent)
+                GP = np.concatenate([GP, on_pairs[:, absent_rows].T])
             rates = np.concatenate([rates, absent.rate.numpy()[absent_rows]])
             curvature = np.concatenate([curvature, absent.curvature.numpy()[absent_rows]])
         inverse = compact_inverse(PP, int(metric.n_pairs) if PP.size else 0)
@@ -256,9 +255,9 @@ class CommonDescent(DescentLength):
         may_drop = self._may_drop(everybody) - n_left_out(server.testimony) if self.drop_share > 0.0 else 0
         weights, kept = self._weights(M, rates, may_drop, K)
         u = metric_combination(weights, G, GP, metric, inverse)
-        for row, weight in zip(absent_rows, weights[K:], strict=True):
-            if weight:  # few have one
-                u.add_(row_gradient(absent, int(row)), alpha=inverse.scale * weight)
+        heavy = np.flatnonzero(weights[K:])  # few are
+        for row, weight in zip(chosen_rows(absent, absent_rows[heavy]), weights[K + heavy], strict=True):
+            u.add_(row, alpha=inverse.scale * weight)
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)
@@ -359,11 +358,6 @@ class CommonDescent(DescentLength):
         weights = np.zeros(len(rates))
         weights[kept] = found.weights
         return weights, kept
-
-
-def _bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
-    """Return [A B; B' C]."""
-    return np.concatenate([np.concatenate([A, B], axis=1), np.concatenate([B.T, C], axis=1)])
 
 
 def _products(G: Tensor, metric: Pairs, digest: Digest | None) -> MemoryProducts:
