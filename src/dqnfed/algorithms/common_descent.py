@@ -241,7 +241,7 @@ class CommonDescent(DescentLength):
         absent, absent_rows = server.absentees, rows_of_absent(server.absentees, cohort.clients)
         if self.absentees:
             GA = products_with_rows(G, absent)
-            now = with_present(absent, cohort.clients, G, rates, curvature, GG, GA, most=self.absentees)
+            now = with_present(absent, cohort, G, rates, curvature, GG, GA, most=self.absentees)
             server = server._replace(absentees=now)
             GG = bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
             if GP.size:

@@ -95,7 +95,8 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
         if asked is None:
             if local == "sgd" or self.constraint == "exactly" or self.drop_share > 0.0:
                 return 0
-            asked = min(N_ABSENTEES, ABSENTEES_BYTES // (problem.n_parameters * problem.theta0.element_size()))
+            row = problem.n_parameters * problem.theta0.element_size()
+            asked = min(N_ABSENTEES, ABSENTEES_BYTES // (2 * row))  # up to as many rows again no longer count
         return min(asked, n_clients)
 
     @property

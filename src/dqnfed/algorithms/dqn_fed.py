@@ -48,7 +48,7 @@ class DQNFed(CommonDescent):
     loss; then theta - alpha u, alpha the longest step that no client's curvature forbids, at most twice the last one.
     The first step's curvatures are measured along it in a phase of their own. Where only some take part, the rows g_k
     and rates d_k of the 50 absent clients who were asked last hold as well, as they were then; they are left out where
-    no u serves everybody. With local SGD u is as long as FedAvg's step, and the absent do not count.
+    no u serves everybody. With local SGD u is as long as FedAvg's step, and the absent count only if asked for.
 
     State: client, one number (with `memory` > 1 that many pairs), and theta and gradient when everybody takes part;
     server, theta, the model before, `metric_memory` pairs and the gradients of `absentees` clients.

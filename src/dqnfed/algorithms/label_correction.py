@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dqnfed.algorithms.common_descent_settings import DescentSettings
 from dqnfed.algorithms.fedavg import client_weights
 from dqnfed.algorithms.fedcorr_labels import (
     check_classes,
@@ -108,8 +109,11 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
                 "each class and the cross-entropy."
             )
         leaves_some_out = self.sweeps > 0 and self.fine_tuning > 0
+        begun = self.inner
+        if isinstance(begun, DescentSettings) and begun.absentees is None:
+            begun = replace(begun, absentees=0)  # they spoke of labels that are corrected since
         try:
-            inner = self.inner.prepare(problem, n_clients, min(cohort_size, n_clients - leaves_some_out))
+            inner = begun.prepare(problem, n_clients, min(cohort_size, n_clients - leaves_some_out))
         except ValueError as refusal:
             if leaves_some_out and cohort_size == n_clients:
                 raise ValueError(f"FedCorr's fine-tuning asks clean clients only. {refusal}") from refusal

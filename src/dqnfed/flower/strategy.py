@@ -138,7 +138,7 @@ class Strategy(FlowerStrategy):
             setup,
             settings,
             out=self._out,
-            checkpoint_seconds=0.0,  # a round over the network costs seconds, a checkpoint milliseconds
+            checkpoint_seconds=0.0,  # a round over the network costs more than to write down what the server keeps
             observers=[RoundLog(), *self._observers],
             resume=self._resume,
         )
