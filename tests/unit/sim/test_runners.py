@@ -31,6 +31,8 @@ METHODS: dict[str, AnyAlgorithm] = {
     "fedavg": FedAvg(lr=0.1, batch_size=4, epochs=2, momentum=0.5),
     "dqn-fed": DQNFed(),
 }
+# In float32 a rounding may decide whether the absent can be served too, after which two runs part.
+METHODS_OF_FLOAT32 = METHODS | {"dqn-fed": DQNFed(absentees=0)}
 ROUNDS = 20
 # Relative, of theta. In float64 some 10^5 roundings; in float32 DQN-Fed's step is decided by nearly parallel gradients,
 # so that the last bits of two runners are grown by every round.
@@ -86,7 +88,8 @@ def crew() -> Iterator[Crew]:
 )
 def test_runners_agree_after_twenty_rounds(method: str, bowl: str, dtype: torch.dtype, crew: Crew) -> None:
     """Ray and threads have the same bits: in both, every client is computed by one core."""
-    case, algorithm = BOWLS[bowl](dtype), METHODS[method]
+    case = BOWLS[bowl](dtype)
+    algorithm = (METHODS if dtype == torch.float64 else METHODS_OF_FLOAT32)[method]
     expected = trained(algorithm, case, vectorised()).theta
     size = float(expected.norm())
     found = {
