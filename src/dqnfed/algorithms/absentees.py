@@ -59,7 +59,8 @@ def chosen_rows(kept: Absentees, rows: IntArray) -> list[Tensor]:
     """Return the rows named, [n] each."""
     ends = np.cumsum([len(part) for part in kept.gradient])
     parts = np.searchsorted(ends, rows, side="right")
-    return [kept.gradient[p][row - int(ends[p])] for p, row in zip(parts.tolist(), rows.tolist(), strict=True)]
+    from_its_end = (rows - ends[parts]).tolist()
+    return [kept.gradient[p][place] for p, place in zip(parts.tolist(), from_its_end, strict=True)]
 
 
 def products_with_rows(G: Tensor, kept: Absentees) -> FloatArray:
@@ -122,7 +123,8 @@ def _appended(rows: Rows, counts: NDArray[np.bool_], G: Tensor, *, length: int) 
     """
     ends = np.cumsum([len(part) for part in rows])
     places = np.split(np.arange(len(counts)), ends[:-1])
-    parts = [part if counts[where].any() else part[:0] for part, where in zip(rows, places, strict=True)]
+    # nothing, and not a view of nothing, which would hold the whole part in memory
+    parts = [p if counts[where].any() else p.new_empty(0, p.shape[1]) for p, where in zip(rows, places, strict=True)]
     places = [where if counts[where].any() else where[:0] for where in places]
     first, second, *others, last = parts
     if len(last) < length:

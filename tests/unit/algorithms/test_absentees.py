@@ -117,6 +117,7 @@ def test_a_cohort_kept_in_part_favours_no_numbers(n_here: int, most: int) -> Non
         low.append(float((held < n_clients // 2).float().mean()))
         assert len(held) <= most
         assert len(kept.client) <= 2 * most + n_here
+        assert sum(part.untyped_storage().nbytes() for part in kept.gradient) == 5 * 8 * len(kept.client)
     assert 0.4 < np.mean(low) < 0.6
 
 
