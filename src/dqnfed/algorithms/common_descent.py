@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.algorithms.absentees import bordered, chosen_rows, nobody, products_with_rows, rows_of_absent, with_present
+from dqnfed.algorithms.absentees import bordered, nobody, rows_of_absent, with_present
 from dqnfed.algorithms.common_descent_length import PROBING, DescentLength, step_norms, with_search
 from dqnfed.algorithms.common_descent_messages import (
     DescentMemory,
@@ -46,13 +46,13 @@ from dqnfed.algorithms.testimony import (
     without,
 )
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
-from dqnfed.core.digest import Digest, field_gramian, field_numbers
+from dqnfed.core.digest import Digest, field_gramian, field_numbers, field_products
 from dqnfed.core.gradients import gradients_and_values, loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import gather, numbers_on_host
+from dqnfed.core.tensors import gather, numbers_on_host, sent_to
 from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
-from dqnfed.maths.gramian import combination_norm
+from dqnfed.maths.gramian import combination_norm, cross_products
 from dqnfed.maths.quasi_newton import (
     MemoryProducts,
     Pairs,
@@ -164,6 +164,9 @@ class CommonDescent(DescentLength):
     def gramian_of(self) -> str:
         return "" if self.metric == "lbfgs" else "gradient"  # that metric needs products with its pairs too
 
+    def compared_with(self, server: DescentServer) -> Tensor:
+        return server.absentees.gradient
+
     def can_begin(self, sent: Any) -> bool:
         return self.local == "gradient" and not self.keeps_model and isinstance(sent, First | Models)
 
@@ -238,14 +241,15 @@ class CommonDescent(DescentLength):
         GG, GP, PP = _products(G, metric, cohort.digest)
         rates = self.wanted_rates(updates, np.diagonal(GG), cohort.digest)
         curvature = field_numbers(updates.curvature, cohort.digest, "curvature") if self.seeks_length else rates * nan
-        absent, absent_rows = server.absentees, rows_of_absent(server.absentees, cohort.clients)
+        absent, absent_rows = server.absentees, np.zeros(0, dtype=np.int64)
         if self.absentees:
-            GA = products_with_rows(G, absent)
+            absent_rows = rows_of_absent(absent, cohort)
+            GA = field_products(G, absent.gradient, cohort.digest, "gradient")
             now = with_present(absent, cohort, G, rates, curvature, GG, GA, most=self.absentees)
             server = server._replace(absentees=now)
             GG = bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
             if GP.size:
-                on_pairs = products_with_rows(torch.cat([metric.s, metric.y]), absent)
+                on_pairs = cross_products(torch.cat([metric.s, metric.y]), absent.gradient).numpy()
                 GP = np.concatenate([GP, on_pairs[:, absent_rows].T])
             rates = np.concatenate([rates, absent.rate.numpy()[absent_rows]])
             curvature = np.concatenate([curvature, absent.curvature.numpy()[absent_rows]])
@@ -255,9 +259,10 @@ class CommonDescent(DescentLength):
         may_drop = self._may_drop(everybody) - n_left_out(server.testimony) if self.drop_share > 0.0 else 0
         weights, kept = self._weights(M, rates, may_drop, K)
         u = metric_combination(weights, G, GP, metric, inverse)
-        heavy = np.flatnonzero(weights[K:])  # few are
-        for row, weight in zip(chosen_rows(absent, absent_rows[heavy]), weights[K + heavy], strict=True):
-            u.add_(row, alpha=inverse.scale * weight)
+        if weights[K:].any():
+            of_rows = torch.zeros(len(absent.gradient), dtype=u.dtype)
+            of_rows[absent_rows] = torch.from_numpy(inverse.scale * weights[K:]).to(u.dtype)
+            u.addmv_(absent.gradient.T, sent_to(u.device, of_rows))  # those that are written anew have no weight
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)

@@ -155,6 +155,10 @@ class Algorithm(ABC, Generic[S, M, U]):
         """The field of the update whose Gramian the server begins with, which a digest then holds; empty: none."""
         return ""
 
+    def compared_with(self, server: S) -> Tensor | None:
+        """Return the rows [R, n] whose products with that field the server begins with too; None: none."""
+        return None
+
     def can_begin(self, sent: Any) -> bool:
         """Whether clients of the next round can begin with this round's message, before the server has answered it."""
         return False

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.tensors import named_tensors
-from dqnfed.maths.gramian import gramian, resident_gramian
+from dqnfed.maths.gramian import cross_products, gramian, resident_cross_products, resident_gramian
 
 FloatArray = NDArray[np.float64]
 
@@ -30,6 +30,7 @@ class Digest(NamedTuple):
     numbers: dict[str, FloatArray]  # [K]
     norms: dict[str, FloatArray]  # [K] Euclidean
     gramians: dict[str, FloatArray]  # [K, K]
+    products: dict[str, FloatArray]  # [K, R] of those fields with the rows that the method compares them with
 
     def chosen(self, places: NDArray[np.int64]) -> Digest:
         """Return the digest of the answers at these places."""
@@ -38,6 +39,7 @@ class Digest(NamedTuple):
             {name: values[places] for name, values in self.numbers.items()},
             {name: values[places] for name, values in self.norms.items()},
             {name: products[np.ix_(places, places)] for name, products in self.gramians.items()},
+            {name: products[places] for name, products in self.products.items()},
         )
 
     def scaled(self, factors: FloatArray, scales: tuple[str, ...]) -> Digest:
@@ -51,6 +53,7 @@ class Digest(NamedTuple):
             multiplied(self.numbers, factors),
             multiplied(self.norms, factors),
             multiplied(self.gramians, np.outer(factors, factors)),
+            multiplied(self.products, factors[:, None]),
         )
 
     def moved_norm(self, field: str, factor: float) -> float:
@@ -88,17 +91,28 @@ def packed_digest(plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | No
     return torch.cat([length.reshape(1), *joined, *products])
 
 
-def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int) -> Digest:
-    """Return the digest that `packed_digest` made of so many answers."""
+def with_products(packed: Tensor, plan: DigestPlan, updates: tuple[Any, ...], rows: Tensor) -> Tensor:
+    """Return the packed digest with the products of its Gramians' fields and these rows at its end."""
+    fields = named_tensors(updates)
+    return torch.cat(
+        [packed, *(resident_cross_products(fields[name].flatten(1), rows).reshape(-1) for name in plan.gramians)]
+    )
+
+
+def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int, n_rows: int = 0) -> Digest:
+    """Return the digest that `packed_digest` made of so many answers, and `with_products` of so many rows."""
     n_columns = len(plan.numbers) + len(plan.vectors)
     columns = packed[1 : 1 + n_columns * n_answers].reshape(n_columns, n_answers)
-    products = packed[1 + n_columns * n_answers :].reshape(-1, n_answers, n_answers)
+    squares, crossed = packed[1 + n_columns * n_answers :], packed[:0]
+    if n_rows:
+        squares, crossed = np.split(squares, [len(plan.gramians) * n_answers * n_answers])
     numbers = dict(zip(plan.numbers, columns, strict=False))
     norms = {name: np.abs(values) for name, values in numbers.items()}
     norms.update(zip(plan.vectors, columns[len(numbers) :], strict=True))
-    gramians = dict(zip(plan.gramians, products, strict=True))
+    gramians = dict(zip(plan.gramians, squares.reshape(-1, n_answers, n_answers), strict=True))
     norms.update((name, np.sqrt(products.diagonal())) for name, products in gramians.items())
-    return Digest(float(packed[0]), numbers, norms, gramians)
+    products = dict(zip(plan.gramians, crossed.reshape(-1, n_answers, n_rows), strict=True)) if n_rows else {}
+    return Digest(float(packed[0]), numbers, norms, gramians, products)
 
 
 def field_numbers(values: Tensor, digest: Digest | None, field: str) -> FloatArray:
@@ -112,3 +126,9 @@ def field_gramian(rows: Tensor, digest: Digest | None, field: str) -> FloatArray
     """Return the Gramian of a field's rows: from the digest of the answers where there is one."""
     known = None if digest is None else digest.gramians.get(field)
     return gramian(rows).numpy() if known is None else known
+
+
+def field_products(rows: Tensor, others: Tensor, digest: Digest | None, field: str) -> FloatArray:
+    """Return the products of a field's rows with those it is compared with: from the digest where there is one."""
+    known = None if digest is None else digest.products.get(field)
+    return cross_products(rows, others).numpy() if known is None else known

@@ -53,10 +53,11 @@ def rate_matching_step(G: Tensor, d: Tensor, *, ridge: float = 0.0, rtol: float 
     rates = d.numpy()
     cutoff = _rtol(G, rtol)
     weights = rate_matching_weights(M, rates, ridge=ridge, rtol=cutoff)
-    if G.dtype == torch.float64 and ridge == 0.0:
-        missed = rates - (G @ combine(torch.from_numpy(weights), G)).cpu().numpy()
-        weights = weights + rate_matching_weights(M, missed, rtol=cutoff)
     step = combine(torch.from_numpy(weights), G)
+    if G.dtype == torch.float64 and ridge == 0.0:
+        correction = rate_matching_weights(M, rates - (G @ step).cpu().numpy(), rtol=cutoff)
+        # to the step itself: nearly parallel rows have weights that are far longer than it, and so is their rounding
+        weights, step = weights + correction, step + combine(torch.from_numpy(correction), G)
     reached = (G @ step).cpu().double().numpy() if G.dtype == torch.float64 else M @ weights
     return _rate_match(G, step, weights, np.abs(reached - rates))
 

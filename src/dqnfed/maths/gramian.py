@@ -50,17 +50,23 @@ def joint_gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, 
 
 def cross_products(G: Tensor, H: Tensor) -> Tensor:
     """Return G H' as a float64 matrix on the CPU, in blocks as `gramian` does; H's rows are not multiplied together."""
-    block = DEVICE_BLOCK if G.is_cuda else BLOCK
-    n_blocks = G.shape[1] // block
-    whole = n_blocks * block
+    if G.is_cuda:
+        return resident_cross_products(G, H).cpu()
+    total = torch.zeros(len(G), len(H), dtype=torch.float64)
+    for start in range(0, G.shape[1], BLOCK):
+        total += G[:, start : start + BLOCK] @ H[:, start : start + BLOCK].T
+    return total
+
+
+def resident_cross_products(G: Tensor, H: Tensor) -> Tensor:
+    """Return G H' as `cross_products` does, but where G is: nothing waits for a GPU."""
+    n_blocks = G.shape[1] // DEVICE_BLOCK
+    whole = n_blocks * DEVICE_BLOCK
     with _whole_precision():
         total: Tensor = (G[:, whole:] @ H[:, whole:].T).double()
-        if G.is_cuda:
-            left, right = (X[:, :whole].unflatten(1, (n_blocks, block)).transpose(0, 1) for X in (G, H))
+        if n_blocks:  # all in one launch
+            left, right = (X[:, :whole].unflatten(1, (n_blocks, DEVICE_BLOCK)).transpose(0, 1) for X in (G, H))
             total += (left @ right.mT).sum(0, dtype=torch.float64)
-            return total.cpu()
-        for start in range(0, whole, block):
-            total += G[:, start : start + block] @ H[:, start : start + block].T
     return total
 
 

@@ -117,18 +117,51 @@ def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
     """Return z = argmin z'Mz subject to r'z = 1, z >= 0, and the multiplier v = z'Mz of its equation.
 
     The dual of min ||u||^2 subject to G u >= r, with M = G G': u = G'z / v where v > 0; v = 0 says that no u exists
-    (Lawson & Hanson 1974, ch. 23, "LDP"). NNLS finds the support, an active-set method finishes it to round-off.
-    Needs max r > 0; accurate when M has a unit diagonal and r a maximum of one.
+    (Lawson & Hanson 1974, ch. 23, "LDP"). Pivoting finds the support, or NNLS where that does not end, and an
+    active-set method finishes it to round-off. Needs max r > 0; accurate when M has a unit diagonal and r a maximum of
+    one.
     """
-    R = _root(M)
-    p = R.shape[1]
-    rows, wanted = np.empty((p + 1, len(r))), np.zeros(p + 1)
-    rows[:p], rows[p], wanted[p] = R.T, r, 1.0
-    z = nnls(rows, wanted)
+    z = _pivoted(M, r)
+    if z is None:
+        z = _of_least_distance(M, r)
     if z is None or not r @ z > 0.0:
         best = int(np.argmax(np.where(r > 0.0, r / np.sqrt(np.clip(np.diag(M), 1e-300, None)), -np.inf)))
         z = np.where(np.arange(len(r)) == best, 1.0, 0.0)
     return _sliced_box_minimiser(M, r, np.zeros(len(r)), np.full(len(r), np.inf), z / (r @ z))
+
+
+def _pivoted(M: FloatArray, r: FloatArray) -> FloatArray | None:
+    """Return z >= 0 with M z >= r, equal where z > 0: the weights sought but for a factor; None if that is not found.
+
+    All entries that are wrong change sides at once (Judice & Pires 1994, "block principal pivoting"), three times as a
+    rule where NNLS takes them one by one. It ends where that does not make fewer wrong, or where M is not positive.
+    """
+    from scipy.linalg import lapack
+
+    free, n_wrong = r > 0.0, len(r) + 1
+    while True:
+        places = np.flatnonzero(free)
+        _, solution, failed = lapack.dposv(M[places[:, None], places], r[places])
+        if failed:
+            return None
+        z = np.zeros(len(r))
+        z[places] = solution
+        wrong = np.where(free, z < 0.0, M @ z < r - 1e-12)
+        n_wrong, n_before = int(np.count_nonzero(wrong)), n_wrong
+        if n_wrong == 0:
+            return z
+        if n_wrong >= n_before:
+            return None
+        free = free ^ wrong
+
+
+def _of_least_distance(M: FloatArray, r: FloatArray) -> FloatArray | None:
+    """Return the weights sought but for a factor, by NNLS on a root of M, which may be singular; None if it fails."""
+    R = _root(M)
+    p = R.shape[1]
+    rows, wanted = np.empty((p + 1, len(r))), np.zeros(p + 1)
+    rows[:p], rows[p], wanted[p] = R.T, r, 1.0
+    return nnls(rows, wanted)
 
 
 def min_norm_weights(M: FloatArray) -> FloatArray:

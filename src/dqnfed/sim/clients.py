@@ -95,7 +95,10 @@ class LocalClients:
         memory = _memories(setup, state, clients)
         if phase == 0 and state.beginning is not None and state.beginning.round == state.round:
             memory = setup.algorithm.begun(sent, memory, state.beginning.sent, state.beginning.found)
-        updates, kept, arrived = runner.digested(setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up)
+        rows = setup.algorithm.compared_with(state.server)
+        updates, kept, arrived = runner.digested(
+            setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up, rows
+        )
         if phase == 0:  # before the GPU is waited for
             state.beginning = _begun(runner, setup, sent, state.round + 1, _look_ahead(setup, state))
         return Answers(clients, updates, kept, [], arrived() if arrived is not None else None)

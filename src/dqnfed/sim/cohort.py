@@ -53,9 +53,16 @@ class DigestingRunner(Protocol):
         """Whether it does so for clients whose examples are there."""
 
     def digested(
-        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
+        self,
+        algorithm: AnyAlgorithm,
+        problem: Problem,
+        tasks: Task,
+        sent: Any,
+        memory: Any,
+        looked_up: Lookup,
+        rows: Tensor | None = None,
     ) -> Digested:
-        """Return the answers to tasks whose examples have yet to be looked up."""
+        """Return the answers to tasks whose examples have yet to be looked up; the digest compares them with rows."""
 
     def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
         """Return what the clients of the next round make of this round's message, [K, m]."""

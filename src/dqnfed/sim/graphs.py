@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_digest
+from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_digest, with_products
 from dqnfed.core.graphed_sgd import capturing
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import Landing, map_tensors, n_rows, tensors
@@ -138,12 +138,15 @@ class GraphedStep:
         self._plan, self._landing = DigestPlan((), (), ()), Landing()
         self._function = GraphedFunction(self._step, n_fleeting=1)
 
-    def __call__(self, tasks: Task, sent: Any, memory: Any) -> Digested:
+    def __call__(self, tasks: Task, sent: Any, memory: Any, rows: Tensor | None = None) -> Digested:
         *found, packed = self._function(*tensors(tasks), *tensors(sent), *tensors(memory))
         values = iter(found)
         updates, kept = (map_tensors(lambda _: next(values), kind) for kind in self._answered)
-        plan, n_answers, arrived = self._plan, n_rows(updates), self._landing.sent(packed)
-        return Digested(updates, kept, lambda: unpacked_digest(plan, arrived().numpy(), n_answers))
+        plan, n_answers, n_compared = self._plan, n_rows(updates), 0
+        if rows is not None and len(rows) and plan.gramians:  # not in the graph, which would read a copy of them
+            packed, n_compared = with_products(packed, plan, updates, rows), len(rows)
+        arrived = self._landing.sent(packed)
+        return Digested(updates, kept, lambda: unpacked_digest(plan, arrived().numpy(), n_answers, n_compared))
 
     def _step(self, *given: Tensor) -> Sequence[Tensor]:
         values = iter(given)
@@ -191,7 +194,14 @@ class Graphed:
         return device.type == "cuda"
 
     def digested(
-        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
+        self,
+        algorithm: AnyAlgorithm,
+        problem: Problem,
+        tasks: Task,
+        sent: Any,
+        memory: Any,
+        looked_up: Lookup,
+        rows: Tensor | None = None,
     ) -> Digested:
         if not (tasks.mask.is_cuda and algorithm.vectorises_for(sent) and algorithm.captures):
             return Digested(*Vectorised()(algorithm, problem, looked_up(tasks), sent, memory), None)
@@ -202,7 +212,7 @@ class Graphed:
         key = (algorithm, id(problem), type(sent))
         if key not in self._steps:
             self._steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)
-        return self._steps[key](tasks, sent, memory)
+        return self._steps[key](tasks, sent, memory, rows)
 
     def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
         key = (algorithm, id(problem), type(sent))

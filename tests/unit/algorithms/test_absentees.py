@@ -10,20 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.absentees import (
-    Absentees,
-    chosen_rows,
-    nobody,
-    products_with_rows,
-    rows_of_absent,
-    with_present,
-)
+from dqnfed.algorithms.absentees import Absentees, nobody, rows_of_absent, with_present
 from dqnfed.algorithms.common_descent_messages import DescentServer, DescentUpdate
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.core.algorithm import Cohort, Status
-from dqnfed.core.tensors import map_tensors, tensors
+from dqnfed.core.tensors import map_tensors
 from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import run_experiment
+from dqnfed.maths.gramian import cross_products
 from dqnfed.sim.engine import run
 from tests.helpers.quadratic_clients import consistent_quadratics
 
@@ -53,7 +47,7 @@ def cohort(*clients: int, when: int = 1) -> Cohort:
 def remembered(
     kept: Absentees, G: Tensor, *clients: int, when: int, most: int = MOST, n_clients: int = N_CLIENTS
 ) -> Absentees:
-    crossed, squares = products_with_rows(G, kept), (G @ G.T).numpy()
+    crossed, squares = cross_products(G, kept.gradient).numpy(), (G @ G.T).numpy()
     numbers = np.ones(len(G))
     present = Cohort(torch.tensor(clients), torch.ones(len(clients)), n_clients, when)
     return with_present(kept, present, G, numbers, numbers, squares, crossed, most=most)
@@ -66,9 +60,12 @@ def test_the_products_kept_are_those_of_the_rows_kept() -> None:
         present, G = rng.permutation(N_CLIENTS)[:3].tolist(), gradients(3, when)
         before, copies = kept, map_tensors(torch.clone, kept)
         kept = remembered(kept, G, *present, when=when)
-        assert all(torch.equal(a, b) for a, b in zip(tensors(before), tensors(copies), strict=True))
+        counted = (before.client >= 0).nonzero().flatten()
+        assert torch.equal(before.client, copies.client)
+        assert torch.equal(before.gradient[counted], copies.gradient[counted])  # a server that goes back finds them
+        assert torch.equal(before.products, copies.products)
         held = (kept.client >= 0).nonzero().flatten()
-        rows = torch.stack(chosen_rows(kept, held.numpy()))
+        rows = kept.gradient[held]
         torch.testing.assert_close(kept.products[held][:, held], rows @ rows.T)
         assert len(set(kept.client[held].tolist())) == len(held) == min(MOST, len(held))  # nobody twice
         for client, row in zip(present, G, strict=True):
@@ -80,7 +77,7 @@ def test_who_was_asked_longest_ago_makes_room() -> None:
     for when, client in enumerate([0, 1, 2, 3, 0, 4]):
         kept = remembered(kept, gradients(1, when), client, when=when)
     assert sorted(kept.client[kept.client >= 0].tolist()) == [0, 2, 3, 4]
-    assert sorted(kept.client[rows_of_absent(kept, torch.tensor([3, 5]))].tolist()) == [0, 2, 4]
+    assert sorted(kept.client[rows_of_absent(kept, cohort(3, 5))].tolist()) == [0, 2, 4]
 
 
 def test_nobody_is_lost_while_there_is_room() -> None:
@@ -93,7 +90,7 @@ def test_nobody_is_lost_while_there_is_room() -> None:
         kept = remembered(kept, G[: len(present)], *present, when=when, most=N_CLIENTS, n_clients=2000)
     held = np.flatnonzero(kept.client.numpy() >= 0)
     assert sorted(kept.client[held].tolist()) == list(range(N_CLIENTS))
-    for client, row in zip(kept.client[held].tolist(), chosen_rows(kept, held), strict=True):
+    for client, row in zip(kept.client[held].tolist(), kept.gradient[held], strict=True):
         assert torch.equal(row, said[client])
 
 
@@ -116,8 +113,7 @@ def test_a_cohort_kept_in_part_favours_no_numbers(n_here: int, most: int) -> Non
         held = kept.client[kept.client >= 0]
         low.append(float((held < n_clients // 2).float().mean()))
         assert len(held) <= most
-        assert len(kept.client) <= 2 * most + n_here
-        assert sum(part.untyped_storage().nbytes() for part in kept.gradient) == 5 * 8 * len(kept.client)
+        assert len(kept.client) == len(kept.gradient) <= most + min(n_here, most)
     assert 0.4 < np.mean(low) < 0.6
 
 
@@ -141,18 +137,15 @@ def test_a_client_that_leaves_does_not_hold_up_the_others(metric: str) -> None:
 
 
 def test_fifty_clients_are_kept_without_copying_them() -> None:
-    """Ten of a hundred clients a round: one part of five is written anew, seldom two."""
-    kept, rng, copied = nobody(torch.zeros(5, dtype=torch.float64)), np.random.default_rng(0), []
+    """Ten of a hundred clients a round: once there are rows for sixty, they stay where they are."""
+    kept, rng, places = nobody(torch.zeros(5, dtype=torch.float64)), np.random.default_rng(0), set()
     for when in range(60):
-        after = remembered(
-            kept, gradients(10, when), *rng.permutation(100)[:10].tolist(), when=when, most=50, n_clients=100
-        )
-        same = {id(part) for part in kept.gradient if len(part)}
-        copied.append(sum(id(part) not in same for part in after.gradient if len(part)))
-        assert len(after.client) <= 110
-        kept = after
-    assert np.mean(copied) < 1.2
+        present = rng.permutation(100)[:10].tolist()
+        kept = remembered(kept, gradients(10, when), *present, when=when, most=50, n_clients=100)
+        places.add(kept.gradient.data_ptr())
+    assert len(kept.client) == 60
     assert int((kept.client >= 0).sum()) == 50
+    assert len(places) < 12
 
 
 def test_the_step_gives_the_absent_what_they_were_promised() -> None:
@@ -211,12 +204,12 @@ def test_how_many_are_kept(settings: dict[str, int], cohort_size: int, kept: int
     problem = consistent_quadratics(N_CLIENTS, 5).problem
     method = DQNFed(**settings).prepare(problem, N_CLIENTS, cohort_size)  # type: ignore[arg-type]
     server = method.init_server(problem, N_CLIENTS)
-    assert server.absentees.gradient.a.shape == (0, 5)
+    assert server.absentees.gradient.shape == (0, 5)
     assert method.absentees == kept
     assert method.prepare(problem, N_CLIENTS, cohort_size) == method
 
 
-@pytest.mark.parametrize(("n_parameters", "most"), [(2**20, 50), (2**23, 16), (2**28, 0)])
+@pytest.mark.parametrize(("n_parameters", "most"), [(2**20, 50), (2**23, 22), (2**28, 0)])
 def test_large_models_are_not_kept_beyond_a_gibibyte(n_parameters: int, most: int) -> None:
     problem = SimpleNamespace(n_parameters=n_parameters, theta0=torch.zeros(1))
     assert DQNFed()._n_absentees(problem, "gradient", 1000, 10) == most  # type: ignore[arg-type]

@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dqnfed.core.digest import Digest, DigestPlan, digest_plan, field_gramian, packed_digest, unpacked_digest
+from dqnfed.core.digest import (
+    Digest,
+    DigestPlan,
+    digest_plan,
+    field_gramian,
+    packed_digest,
+    unpacked_digest,
+    with_products,
+)
 from dqnfed.core.screening import Policy, screen, screened_digest, screened_updates
 from dqnfed.core.tensors import numbers_on_host
 from dqnfed.maths.gramian import gramian
@@ -32,6 +40,9 @@ class Update(NamedTuple):
     inner: Inner
 
 
+ROWS = torch.linspace(-1.0, 1.0, 21, dtype=torch.float64).reshape(3, 7)  # with which the gradients are compared
+
+
 def answers(K: int = 5, n: int = 7, dtype: torch.dtype = torch.float64, seed: int = 0) -> Update:
     g = torch.Generator().manual_seed(seed)
     return Update(
@@ -46,7 +57,8 @@ def answers(K: int = 5, n: int = 7, dtype: torch.dtype = torch.float64, seed: in
 
 def digest_of(updates: Update, theta: Tensor | None = None) -> Digest:
     plan = digest_plan(updates, OPTIONAL, "gradient")
-    return unpacked_digest(plan, packed_digest(plan, updates, theta).numpy(), len(updates.rate))
+    packed = with_products(packed_digest(plan, updates, theta), plan, updates, ROWS.to(updates.gradient.dtype))
+    return unpacked_digest(plan, packed.numpy(), len(updates.rate), len(ROWS))
 
 
 def test_what_is_digested_follows_from_the_fields() -> None:
@@ -69,6 +81,9 @@ def test_it_holds_what_looking_at_the_answers_gives(dtype: torch.dtype, K: int) 
     np.testing.assert_allclose(found.norms["gradient"], updates.gradient.norm(dim=1).double().numpy(), rtol=8 * eps)
     np.testing.assert_allclose(
         found.gramians["gradient"], gramian(updates.gradient).numpy(), rtol=8 * eps, atol=8 * eps
+    )
+    np.testing.assert_allclose(
+        found.products["gradient"], updates.gradient.double().numpy() @ ROWS.numpy().T, rtol=8 * eps, atol=8 * eps
     )
     assert math.isnan(digest_of(updates).theta_norm)
 
@@ -106,7 +121,8 @@ def test_the_screened_digest_is_that_of_the_screened_answers(seed: int) -> None:
     left = screened_digest(digest_of(updates, theta), found, SCALES, 5)
     wanted = digest_of(screened_updates(updates, found, SCALES), theta)
     assert left.theta_norm == wanted.theta_norm
-    for mine, other in ((left.numbers, wanted.numbers), (left.norms, wanted.norms), (left.gramians, wanted.gramians)):
+    for field in ("numbers", "norms", "gramians", "products"):
+        mine, other = getattr(left, field), getattr(wanted, field)
         assert mine.keys() == other.keys()
         for name in mine:
             np.testing.assert_allclose(mine[name], other[name], rtol=1e-13, atol=0)

@@ -8,6 +8,7 @@ import scipy.optimize
 from numpy.typing import NDArray
 
 from dqnfed.maths.solvers import (
+    _pivoted,
     box_simplex_projection,
     cone_weights,
     factor,
@@ -228,15 +229,32 @@ def test_an_empty_box_is_refused() -> None:
 # -- the cone problem --------------------------------------------------------------------------------------------------
 
 
-def test_the_cone_problem_survives_a_failed_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    M = unit_gramian(sampled_gramian(30, 12, 4)).matrix
+@pytest.mark.parametrize("failing", [["_pivoted"], ["_pivoted", "nnls"]])
+@pytest.mark.parametrize("n", [12, 40])
+def test_the_cone_problem_survives_a_failed_start(n: int, failing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    M = unit_gramian(sampled_gramian(30, n, 4)).matrix
     r = np.random.default_rng(4).uniform(0.1, 1.0, size=30)
     expected, _ = cone_weights(M, r)
-    monkeypatch.setattr("dqnfed.maths.solvers.nnls", lambda A, b: None)
+    for name in failing:
+        monkeypatch.setattr(f"dqnfed.maths.solvers.{name}", lambda A, b: None)
     z, v = cone_weights(M, r)
     assert r @ z == pytest.approx(1.0)
     assert z @ M @ z == pytest.approx(expected @ M @ expected, abs=1e-12)
     assert v == pytest.approx(z @ M @ z, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pivoting_ends_at_the_weights_or_says_that_it_does_not(seed: int) -> None:
+    """z >= 0, M z >= r, equal where z > 0, for rows of every kind of conflict; it ends for most of them."""
+    M = unit_gramian(sampled_gramian(40, 30 + seed, seed)).matrix + 1e-6 * np.eye(40)
+    r = np.random.default_rng(seed).uniform(-0.2, 1.0, size=40)
+    z = _pivoted(M, r)
+    if z is None:
+        return
+    assert (z >= 0.0).all()
+    assert (M @ z - r >= -1e-9 * np.abs(M) @ z).all()
+    assert np.abs(z * (M @ z - r)).max() <= 1e-9 * z.max() * (np.abs(M) @ z).max()
+    np.testing.assert_allclose(z / (r @ z), cone_weights(M, r)[0], atol=1e-9)
 
 
 def test_a_factor_multiplies_back_to_its_gramian() -> None:

@@ -60,7 +60,7 @@ class DigestsOnTheHost:
     """Attaches digests as the runner for GPUs does, and counts them."""
 
     def __init__(self) -> None:
-        self.n_digests = self.n_begun = self.n_used = 0
+        self.n_digests = self.n_begun = self.n_used = self.n_compared = 0
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Answers:
         updates, kept, _ = self.digested(algorithm, problem, tasks, sent, memory, as_they_are)
@@ -70,16 +70,28 @@ class DigestsOnTheHost:
         return True
 
     def digested(
-        self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any, looked_up: Lookup
+        self,
+        algorithm: AnyAlgorithm,
+        problem: Problem,
+        tasks: Task,
+        sent: Any,
+        memory: Any,
+        looked_up: Lookup,
+        rows: Tensor | None = None,
     ) -> Digested:
-        found = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)(tasks, sent, memory)
+        found = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)(tasks, sent, memory, rows)
         self.n_digests += 1
+        self.n_compared += rows is not None and len(rows) > 0
         self.n_used += isinstance(sent, Models) and memory.gradient.numel() > 0
         return found
 
     def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
         self.n_begun += 1
         return GraphedBeginning(algorithm, problem, tasks, sent, looked_up)(tasks, sent)
+
+
+def _serves_the_absent(algorithm: AnyAlgorithm) -> bool:
+    return isinstance(algorithm, DQNFed) and algorithm.constraint == "at-least" and algorithm.drop_share == 0.0
 
 
 DIGESTED = [*METHODS, DQNFed(metric="identity"), DQNFed(constraint="exactly"), DQNFed(drop_share=0.3), AdaFed(), MGDA()]
@@ -95,6 +107,7 @@ def test_a_run_with_digests_is_one_without(algorithm: AnyAlgorithm, participatio
         for cohort in (vectorised(), runner)
     )
     assert runner.n_digests >= plain.summary["rounds"]
+    assert (runner.n_compared > 0) == (_serves_the_absent(algorithm) and participation < 1.0)
     torch.testing.assert_close(digested.theta, plain.theta, rtol=1e-9, atol=1e-11)
     assert [r["status"] for r in plain.history] == [r["status"] for r in digested.history]
 
@@ -147,7 +160,9 @@ def test_digests_follow_clipping_and_dropping(algorithm: AnyAlgorithm) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: f"{type(a).__name__}-{a.epochs}")
+@pytest.mark.parametrize(
+    "algorithm", [*METHODS, DQNFed(metric="identity")], ids=lambda a: f"{type(a).__name__}-{a.epochs}"
+)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_on_a_gpu_the_bits_are_those_of_vmap(algorithm: AnyAlgorithm, participation: float) -> None:
     case = consistent_quadratics(4, 6)
