@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from dqnfed import cli
@@ -162,7 +163,11 @@ def test_doctor_finds_nothing_wrong(dqnfed) -> None:  # type: ignore[no-untyped-
         (("run", "digits", "-a", "qffl", "--set", "algorithms.qffl.q=-1"), "`q` must be in [0"),
         (("run", "digits", "--set", "data.name=digitz"), "digits"),
         (("run", "digits", "--set", "model.name=mpl"), "mlp"),
-        (("run", "digits", "--set", "run.device=cuda"), "no CUDA device"),
+        pytest.param(
+            ("run", "digits", "--set", "run.device=cuda"),
+            "no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="here is one"),
+        ),
         (("compare", "digits", "--seeds", "a:b"), "seeds read 3"),
         (("compare", "digits", "--algorithms", "fedavgg"), "did you mean 'fedavg'"),
         (("resume", "nothing"), "is no run folder"),

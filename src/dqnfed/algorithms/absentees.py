@@ -44,7 +44,10 @@ def nobody(theta: Tensor) -> Absentees:
 
 def rows_of_absent(kept: Absentees, cohort: Cohort) -> IntArray:
     """Return the rows of clients who are not here."""
-    return np.flatnonzero(_still_counting(kept, cohort))
+    client = kept.client.numpy()
+    is_here = np.zeros(cohort.n_clients, dtype=np.bool_)
+    is_here[cohort.clients.numpy()] = True
+    return np.flatnonzero((client >= 0) & ~is_here[client])
 
 
 def with_present(
@@ -57,47 +60,49 @@ def with_present(
     GA: FloatArray,
     *,
     most: int,
-) -> Absentees:
-    """Return what is kept after a round: those who were here, and before them those who were asked last, `most` in all.
+) -> tuple[Absentees, IntArray]:
+    """Return what is kept after a round, and the rows of those who were here, in order; -1: not kept.
 
-    GG [K, K] and GA [K, R] are the products of the new gradients with each other and with the rows so far. A client
-    that has missed four times as many rounds as it takes to ask everybody is forgotten: what it said must not bind the
-    steps for ever if it has left, or has nothing more to learn, so that its answers of no length are not used.
+    They are kept, and before them those who were asked last, `most` in all. GG [K, K] and GA [K, R] are the products of
+    the new gradients with each other and with the rows so far. A client that has missed four times as many rounds as it
+    takes to ask everybody is forgotten: what it said must not bind the steps for ever if it has left, or has nothing
+    more to learn, so that its answers of no length are not used.
     """
-    here, n_before = cohort.clients.numpy(), len(kept.client)
-    counts = _still_counting(kept, cohort)
-    counts &= cohort.round - kept.asked.numpy() < PATIENCE * -(-cohort.n_clients // len(here))
-    client = np.concatenate([np.where(counts, kept.client.numpy(), -1), here])
-    asked = np.concatenate([kept.asked.numpy(), np.full(len(here), cohort.round)])
-    counting = np.flatnonzero(client >= 0)
-    if len(counting) > most:
-        # of a cohort that is kept in part, not always the clients with the largest numbers
-        shuffled = (client[counting] * 2654435761 + asked[counting] * 40503) % 2**32
-        client[counting[np.lexsort((shuffled, asked[counting]))[:-most]]] = -1
-    chosen = np.flatnonzero(client[n_before:] >= 0)
-    grown = _with_room(kept, len(chosen))
-    free = np.flatnonzero(grown.client.numpy() < 0)[: len(chosen)]
-    _written(grown.gradient, free, G.detach(), chosen)
+    here, K = cohort.clients.numpy(), len(cohort.clients)
+    kept = kept if len(kept.client) >= most + min(K, most) else _with_rows(kept, most + min(K, most))
+    client, asked = kept.client.numpy(), kept.asked.numpy()
+    stay = rows_of_absent(kept, cohort)
+    stay = stay[cohort.round - asked[stay] < PATIENCE * -(-cohort.n_clients // K)]
+    chosen = np.arange(K)
+    if most <= K:
+        stay, chosen = stay[:0], np.sort(_shuffled(here, cohort.round)[K - most :])
+    elif len(stay) > most - K:
+        stay = stay[_shuffled(client[stay], asked[stay])[len(stay) - (most - K) :]]
+    free = np.flatnonzero(client < 0)[: len(chosen)]
+    _write(kept.gradient, free, G.detach(), chosen)
 
-    def updated(old: Tensor, counted: NDArray[np.generic], new: NDArray[np.generic]) -> Tensor:
+    def updated(old: Tensor, new: NDArray[np.generic]) -> Tensor:
         values = old.numpy().copy()
-        values[: len(counted)] = counted
-        values[free] = new[chosen]
+        values[free] = new
         return torch.from_numpy(values)
 
-    products = grown.products.numpy().copy()
-    with_rows = np.zeros((len(chosen), len(products)))
-    with_rows[:, :n_before] = GA[chosen]
-    with_rows[:, free] = GG[np.ix_(chosen, chosen)]
-    products[free], products[:, free] = with_rows, with_rows.T
-    return Absentees(
-        grown.gradient,
-        updated(grown.rate, kept.rate.numpy(), rates),
-        updated(grown.curvature, kept.curvature.numpy(), curvature),
-        updated(grown.client, client[:n_before], here),
-        updated(grown.asked, kept.asked.numpy(), asked[n_before:]),
+    whose = np.full(len(client), -1)
+    whose[stay], whose[free] = client[stay], here[chosen]
+    products = kept.products.numpy().copy()
+    products[free, : GA.shape[1]] = GA[chosen]
+    products[:, free] = products[free].T
+    products[free[:, None], free] = GG[chosen[:, None], chosen]
+    now = Absentees(
+        kept.gradient,
+        updated(kept.rate, rates[chosen]),
+        updated(kept.curvature, curvature[chosen]),
+        torch.from_numpy(whose),
+        updated(kept.asked, np.full(len(free), cohort.round)),
         torch.from_numpy(products),
     )
+    rows = np.full(K, -1)
+    rows[chosen] = free
+    return now, rows
 
 
 def bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
@@ -108,31 +113,25 @@ def bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
     return joined
 
 
-def _still_counting(kept: Absentees, cohort: Cohort) -> NDArray[np.bool_]:
-    """Return which rows count and are not of a client who is here, [R]."""
-    client = kept.client.numpy()
-    is_here = np.zeros(max(cohort.n_clients, int(client.max(initial=0)) + 1), dtype=np.bool_)
-    is_here[cohort.clients.numpy()] = True
-    return np.asarray((client >= 0) & ~is_here[client])
+def _shuffled(clients: IntArray, asked: IntArray | int) -> IntArray:
+    """Return an order by the round of the visit; within one, not always the same clients come first."""
+    return np.argsort(asked * 2**32 + (clients * 2654435761 + asked * 40503) % 2**32, kind="stable")
 
 
-def _with_room(kept: Absentees, wanted: int) -> Absentees:
-    """Return the same rows with at least so many free ones."""
-    missing = wanted - int(np.count_nonzero(kept.client.numpy() < 0))
-    if missing <= 0:
-        return kept
-    at_the_end = torch.nn.functional.pad
+def _with_rows(kept: Absentees, n_rows: int) -> Absentees:
+    """Return the same with so many rows, free ones at the end."""
+    more, at_the_end = n_rows - len(kept.client), torch.nn.functional.pad
     return Absentees(
-        torch.cat([kept.gradient, kept.gradient.new_zeros(missing, kept.gradient.shape[1])]),
-        at_the_end(kept.rate, (0, missing)),
-        at_the_end(kept.curvature, (0, missing)),
-        at_the_end(kept.client, (0, missing), value=-1),
-        at_the_end(kept.asked, (0, missing)),
-        at_the_end(kept.products, (0, missing, 0, missing)),
+        torch.cat([kept.gradient, kept.gradient.new_zeros(more, kept.gradient.shape[1])]),
+        at_the_end(kept.rate, (0, more)),
+        at_the_end(kept.curvature, (0, more)),
+        at_the_end(kept.client, (0, more), value=-1),
+        at_the_end(kept.asked, (0, more)),
+        at_the_end(kept.products, (0, more, 0, more)),
     )
 
 
-def _written(rows: Tensor, places: IntArray, G: Tensor, chosen: IntArray) -> None:
+def _write(rows: Tensor, places: IntArray, G: Tensor, chosen: IntArray) -> None:
     """Write the chosen rows of G to these places."""
     if len(chosen) < len(G):
         G = G.index_select(0, sent_to(G.device, torch.from_numpy(chosen)))

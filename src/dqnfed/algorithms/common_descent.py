@@ -241,13 +241,13 @@ class CommonDescent(DescentLength):
         GG, GP, PP = _products(G, metric, cohort.digest)
         rates = self.wanted_rates(updates, np.diagonal(GG), cohort.digest)
         curvature = field_numbers(updates.curvature, cohort.digest, "curvature") if self.seeks_length else rates * nan
-        absent, absent_rows = server.absentees, np.zeros(0, dtype=np.int64)
+        absent, absent_rows, places = server.absentees, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if self.absentees:
             absent_rows = rows_of_absent(absent, cohort)
             GA = field_products(G, absent.gradient, cohort.digest, "gradient")
-            now = with_present(absent, cohort, G, rates, curvature, GG, GA, most=self.absentees)
+            now, places = with_present(absent, cohort, G, rates, curvature, GG, GA, most=self.absentees)
             server = server._replace(absentees=now)
-            GG = bordered(GG, GA[:, absent_rows], absent.products.numpy()[np.ix_(absent_rows, absent_rows)])
+            GG = bordered(GG, GA[:, absent_rows], absent.products.numpy()[absent_rows[:, None], absent_rows])
             if GP.size:
                 on_pairs = cross_products(torch.cat([metric.s, metric.y]), absent.gradient).numpy()
                 GP = np.concatenate([GP, on_pairs[:, absent_rows].T])
@@ -258,11 +258,15 @@ class CommonDescent(DescentLength):
         squares = np.diagonal(GG)
         may_drop = self._may_drop(everybody) - n_left_out(server.testimony) if self.drop_share > 0.0 else 0
         weights, kept = self._weights(M, rates, may_drop, K)
-        u = metric_combination(weights, G, GP, metric, inverse)
-        if weights[K:].any():
-            of_rows = torch.zeros(len(absent.gradient), dtype=u.dtype)
-            of_rows[absent_rows] = torch.from_numpy(inverse.scale * weights[K:]).to(u.dtype)
-            u.addmv_(absent.gradient.T, sent_to(u.device, of_rows))  # those that are written anew have no weight
+        rows, of_rows = G, weights[:K]
+        if len(places) and places.min() >= 0:  # one matrix has them all: those of the absent, and the new ones
+            rows, of_rows = server.absentees.gradient, np.zeros(len(server.absentees.gradient))
+            of_rows[places], of_rows[absent_rows] = weights[:K], weights[K:]
+        u = metric_combination(of_rows, rows, GP.T @ weights if GP.size else weights[:0], metric, inverse)
+        if rows is G and weights[K:].any():
+            of_absent = torch.zeros(len(absent.gradient), dtype=u.dtype)
+            of_absent[absent_rows] = torch.from_numpy(inverse.scale * weights[K:]).to(u.dtype)
+            u.addmv_(absent.gradient.T, sent_to(u.device, of_absent))
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)

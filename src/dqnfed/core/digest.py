@@ -71,7 +71,9 @@ def digest_plan(updates: tuple[Any, ...], optional: tuple[str, ...], gramian_of:
     )
 
 
-def packed_digest(plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | None) -> Tensor:
+def packed_digest(
+    plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | None, rows: Tensor | None = None
+) -> Tensor:
     """Return the digest as one float64 vector, where the answers are; a GPU is not waited for, so a graph may hold it.
 
     Norms are in the precision of their field, as `screen` takes them, and the products as `gramian` does; of these the
@@ -87,20 +89,14 @@ def packed_digest(plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | No
         *(torch.linalg.vector_norm(fields[name].flatten(1), dim=1) for name in plan.vectors),
     ]
     products = [resident_gramian(fields[name].flatten(1)).reshape(-1) for name in plan.gramians]
+    if rows is not None and len(rows):
+        products += [resident_cross_products(fields[name].flatten(1), rows).reshape(-1) for name in plan.gramians]
     joined = [torch.cat(columns).double()] if columns else []  # converted together: on a GPU every call counts
     return torch.cat([length.reshape(1), *joined, *products])
 
 
-def with_products(packed: Tensor, plan: DigestPlan, updates: tuple[Any, ...], rows: Tensor) -> Tensor:
-    """Return the packed digest with the products of its Gramians' fields and these rows at its end."""
-    fields = named_tensors(updates)
-    return torch.cat(
-        [packed, *(resident_cross_products(fields[name].flatten(1), rows).reshape(-1) for name in plan.gramians)]
-    )
-
-
 def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int, n_rows: int = 0) -> Digest:
-    """Return the digest that `packed_digest` made of so many answers, and `with_products` of so many rows."""
+    """Return the digest that `packed_digest` made of so many answers, compared with so many rows."""
     n_columns = len(plan.numbers) + len(plan.vectors)
     columns = packed[1 : 1 + n_columns * n_answers].reshape(n_columns, n_answers)
     squares, crossed = packed[1 + n_columns * n_answers :], packed[:0]

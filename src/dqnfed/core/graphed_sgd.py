@@ -132,7 +132,6 @@ class BatchStep:
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
     """Capture what this thread launches; meanwhile no forgotten graph is collected: freeing one would break it."""
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:

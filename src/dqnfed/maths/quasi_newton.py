@@ -304,15 +304,18 @@ def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> F
     return np.asarray((M + M.T) / 2.0)
 
 
-def metric_combination(weights: FloatArray, G: Tensor, GP: FloatArray, pairs: Pairs, inverse: CompactInverse) -> Tensor:
+def metric_combination(
+    weights: FloatArray, G: Tensor, on_pairs: FloatArray, pairs: Pairs, inverse: CompactInverse
+) -> Tensor:
     """Return u = W^-1 G'z for weights z [K], in the precision of G, from one pass over G and the memory.
 
-    Weights and products GP may have more rows than G; of those, the caller adds `inverse.scale` z_k times row k.
+    `on_pairs` [2m] are the products of the pairs with G'z; rows that are not in G may have a part in them, of which the
+    caller adds `inverse.scale` z_k times row k.
     """
-    step = combine(torch.from_numpy(inverse.scale * weights[: len(G)]), G)
+    step = combine(torch.from_numpy(inverse.scale * weights), G)
     m = pairs.s.shape[0]
     if m:
-        on_memory = torch.from_numpy(inverse.middle @ (GP.T @ weights)).to(step)
+        on_memory = torch.from_numpy(inverse.middle @ on_pairs).to(step)
         step.addmv_(pairs.s.T, on_memory[:m]).addmv_(pairs.y.T, on_memory[m:])
     return step
 

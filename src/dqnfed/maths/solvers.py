@@ -134,25 +134,27 @@ def _pivoted(M: FloatArray, r: FloatArray) -> FloatArray | None:
     """Return z >= 0 with M z >= r, equal where z > 0: the weights sought but for a factor; None if that is not found.
 
     All entries that are wrong change sides at once (Judice & Pires 1994, "block principal pivoting"), three times as a
-    rule where NNLS takes them one by one. It ends where that does not make fewer wrong, or where M is not positive.
+    rule where NNLS takes them one by one. It gives up where fewer are not wrong soon, or where M is not positive.
     """
     from scipy.linalg import lapack
 
-    free, n_wrong = r > 0.0, len(r) + 1
+    free, n_wrong, n_tries = r > 0.0, len(r) + 1, 3
     while True:
-        places = np.flatnonzero(free)
-        _, solution, failed = lapack.dposv(M[places[:, None], places], r[places])
+        places = free.nonzero()[0]
+        held = M[places[:, None], places].T  # symmetric: as LAPACK wants it, without one more copy
+        _, solution, failed = lapack.dposv(held, r[places], overwrite_a=True)
         if failed:
             return None
         z = np.zeros(len(r))
         z[places] = solution
         wrong = np.where(free, z < 0.0, M @ z < r - 1e-12)
-        n_wrong, n_before = int(np.count_nonzero(wrong)), n_wrong
-        if n_wrong == 0:
+        n_now = int(np.count_nonzero(wrong))
+        if n_now == 0:
             return z
-        if n_wrong >= n_before:
+        n_tries = 3 if n_now < n_wrong else n_tries - 1
+        if n_tries == 0:
             return None
-        free = free ^ wrong
+        n_wrong, free = min(n_now, n_wrong), free ^ wrong
 
 
 def _of_least_distance(M: FloatArray, r: FloatArray) -> FloatArray | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_digest, with_products
+from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_digest
 from dqnfed.core.graphed_sgd import capturing
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import Landing, map_tensors, n_rows, tensors
@@ -20,6 +20,7 @@ from dqnfed.sim.cohort import Answers, Digested, Lookup, Vectorised
 logger = logging.getLogger("dqnfed")
 MAX_GRAPHS = 6  # of one function; shapes that keep changing are cheaper without graphs
 LARGE = 2**20  # numbers from which on a tensor is copied alone, at the speed of the memory
+NO_ROWS = torch.empty(0, 0)  # to compare answers with
 Key = tuple[Any, ...]
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -45,15 +46,17 @@ class GraphedFunction:
         function: Callable[..., Sequence[Tensor]],
         *,
         n_fleeting: int = 0,  # so many answers, the last, are read before the next call and need not outlive it
+        n_lying: int = 0,  # so many arguments, the last, are read where they lie, since that is seldom elsewhere
     ) -> None:
-        self._function, self._n_fleeting = function, n_fleeting
+        self._function, self._n_fleeting, self._n_lying = function, n_fleeting, n_lying
         self._graphs: dict[Key, Captured] = {}
         self._gave_up = False
 
     def __call__(self, *given: Tensor) -> Sequence[Tensor]:
         if self._gave_up or not given[0].is_cuda:
             return self._function(*given)
-        key = tuple((t.shape, t.dtype) for t in given)
+        n_copied = len(given) - self._n_lying
+        key = (*((t.shape, t.dtype) for t in given), *(t.data_ptr() for t in given[n_copied:]))
         if key not in self._graphs:
             if len(self._graphs) == MAX_GRAPHS:
                 self._gave_up = True
@@ -79,7 +82,8 @@ class GraphedFunction:
         return [found[i] for i in range(len(found))]
 
     def _captured(self, given: Sequence[Tensor]) -> Captured:
-        places = [t.clone() for t in given]
+        n_copied = len(given) - self._n_lying
+        places = [*(t.clone() for t in given[:n_copied]), *given[n_copied:]]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -93,7 +97,7 @@ class GraphedFunction:
             bundles = [(which, bundled([kept[i] for i in which])) for which in alike(kept, key=_shape)]
         return Captured(
             graph,
-            [(which, [places[i] for i in which]) for which in alike(places, key=_dtype)],
+            [(which, [places[i] for i in which]) for which in alike(places[:n_copied], key=_dtype)],
             bundles,
             {i: answer for i, answer in enumerate(answers) if not answer.numel() or i >= len(kept)},
         )
@@ -136,27 +140,25 @@ class GraphedStep:
         self._asked = [_kind(record) for record in (tasks, sent, memory)]
         self._answered: list[Any] = []  # the kinds of update and memory, known after the first call
         self._plan, self._landing = DigestPlan((), (), ()), Landing()
-        self._function = GraphedFunction(self._step, n_fleeting=1)
+        self._function = GraphedFunction(self._step, n_fleeting=1, n_lying=1)
 
     def __call__(self, tasks: Task, sent: Any, memory: Any, rows: Tensor | None = None) -> Digested:
-        *found, packed = self._function(*tensors(tasks), *tensors(sent), *tensors(memory))
+        compared = NO_ROWS if rows is None else rows
+        *found, packed = self._function(*tensors(tasks), *tensors(sent), *tensors(memory), compared)
         values = iter(found)
         updates, kept = (map_tensors(lambda _: next(values), kind) for kind in self._answered)
-        plan, n_answers, n_compared = self._plan, n_rows(updates), 0
-        if rows is not None and len(rows) and plan.gramians:  # not in the graph, which would read a copy of them
-            packed, n_compared = with_products(packed, plan, updates, rows), len(rows)
-        arrived = self._landing.sent(packed)
-        return Digested(updates, kept, lambda: unpacked_digest(plan, arrived().numpy(), n_answers, n_compared))
+        plan, n_answers, arrived = self._plan, n_rows(updates), self._landing.sent(packed)
+        return Digested(updates, kept, lambda: unpacked_digest(plan, arrived().numpy(), n_answers, len(compared)))
 
     def _step(self, *given: Tensor) -> Sequence[Tensor]:
-        values = iter(given)
+        values, compared = iter(given[:-1]), given[-1]
         tasks, sent, memory = (map_tensors(lambda _: next(values), kind) for kind in self._asked)
         algorithm, problem = self._algorithm, self._problem
         tasks = self._looked_up(tasks)
         updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, sent, own))(tasks, memory)
         self._answered = [_kind(updates), _kind(kept)]
         self._plan = digest_plan(updates, algorithm.optional, algorithm.gramian_of)
-        packed = packed_digest(self._plan, updates, getattr(sent, "theta", None))
+        packed = packed_digest(self._plan, updates, getattr(sent, "theta", None), compared)
         return [*tensors(updates), *tensors(kept), packed]
 
 

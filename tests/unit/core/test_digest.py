@@ -17,7 +17,6 @@ from dqnfed.core.digest import (
     field_gramian,
     packed_digest,
     unpacked_digest,
-    with_products,
 )
 from dqnfed.core.screening import Policy, screen, screened_digest, screened_updates
 from dqnfed.core.tensors import numbers_on_host
@@ -57,7 +56,7 @@ def answers(K: int = 5, n: int = 7, dtype: torch.dtype = torch.float64, seed: in
 
 def digest_of(updates: Update, theta: Tensor | None = None) -> Digest:
     plan = digest_plan(updates, OPTIONAL, "gradient")
-    packed = with_products(packed_digest(plan, updates, theta), plan, updates, ROWS.to(updates.gradient.dtype))
+    packed = packed_digest(plan, updates, theta, ROWS.to(updates.gradient.dtype))
     return unpacked_digest(plan, packed.numpy(), len(updates.rate), len(ROWS))
 
 

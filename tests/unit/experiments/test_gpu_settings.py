@@ -8,10 +8,11 @@ from typing import cast
 
 import pytest
 import torch
+from torch import nn
 
 from dqnfed.core.problem import Problem
 from dqnfed.experiments.config import ConfigError, read_config
-from dqnfed.experiments.experiment import build_experiment, in_precision
+from dqnfed.experiments.experiment import build_experiment, compiled, in_precision
 
 CPU = ["run.device=cpu"]
 
@@ -46,6 +47,7 @@ class OnAGPU:
     """A problem of which nothing is asked but where it is."""
 
     theta0 = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    module: nn.Module | None = None
 
     def autocast(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -67,9 +69,9 @@ def test_what_one_run_chose_does_not_hold_for_the_next() -> None:
     }
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("other", ["model.name=mlp", "run.cohort=vectorised"])
-def test_only_convolutions_on_streams_are_compiled(other: str) -> None:
-    convolutions = ["model.name=cnn", "model.channels=[4, 8]", "run.compile=true"]
+@pytest.mark.parametrize(("layer", "cohort"), [(nn.Linear(3, 3), "auto"), (nn.Conv2d(3, 3, 3), "vectorised")])
+def test_only_convolutions_on_streams_are_compiled(layer: nn.Module, cohort: str) -> None:
+    problem = OnAGPU()
+    problem.module = nn.Sequential(layer)
     with pytest.raises(ConfigError, match="networks with convolutions"):
-        build_experiment(read_config("digits", [*convolutions, other]))
+        compiled(cast(Problem, problem), cohort)

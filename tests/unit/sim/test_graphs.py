@@ -230,3 +230,13 @@ def test_a_fleeting_answer_holds_until_the_next_call() -> None:
         lasting, fleeting = function(torch.full((4,), value, device="cuda"))
         assert torch.equal(lasting.cpu() + 1, fleeting.cpu())
         assert torch.equal(fleeting.cpu(), torch.full((4,), value + 2))
+
+
+@needs_gpu
+def test_what_lies_still_is_read_where_it_lies() -> None:
+    function = GraphedFunction(lambda x, rows: [x + rows.sum(0)], n_lying=1)
+    rows, elsewhere = torch.ones(3, 4, device="cuda"), torch.full((3, 4), 7.0, device="cuda")
+    for there, total in ((rows, 3.0), (rows, 6.0), (elsewhere, 21.0), (rows, 9.0)):
+        x = torch.rand(4, device="cuda")
+        assert torch.equal(function(x, there)[0], x + total)
+        rows += 1.0 if there is rows else 0.0
