@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort
-from dqnfed.core.tensors import sent_to
+from dqnfed.maths.transfer import sent_to
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -58,21 +58,21 @@ def with_present(
     curvature: FloatArray,
     GG: FloatArray,
     GA: FloatArray,
+    absent: IntArray,
     *,
     most: int,
 ) -> tuple[Absentees, IntArray]:
     """Return what is kept after a round, and the rows of those who were here, in order; -1: not kept.
 
     They are kept, and before them those who were asked last, `most` in all. GG [K, K] and GA [K, R] are the products of
-    the new gradients with each other and with the rows so far. A client that has missed four times as many rounds as it
-    takes to ask everybody is forgotten: what it said must not bind the steps for ever if it has left, or has nothing
-    more to learn, so that its answers of no length are not used.
+    the new gradients with each other and with the rows so far, `absent` the rows of those who are not here. A client
+    that has missed four times as many rounds as it takes to ask everybody is forgotten: what it said must not bind the
+    steps for ever if it has left, or has nothing more to learn, so that its answers of no length are not used.
     """
     here, K = cohort.clients.numpy(), len(cohort.clients)
     kept = kept if len(kept.client) >= most + min(K, most) else _with_rows(kept, most + min(K, most))
     client, asked = kept.client.numpy(), kept.asked.numpy()
-    stay = rows_of_absent(kept, cohort)
-    stay = stay[cohort.round - asked[stay] < PATIENCE * -(-cohort.n_clients // K)]
+    stay = absent[cohort.round - asked[absent] < PATIENCE * -(-cohort.n_clients // K)]
     chosen = np.arange(K)
     if most <= K:
         stay, chosen = stay[:0], np.sort(_shuffled(here, cohort.round)[K - most :])

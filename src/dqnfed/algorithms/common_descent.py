@@ -50,7 +50,7 @@ from dqnfed.core.digest import Digest, field_gramian, field_numbers, field_produ
 from dqnfed.core.gradients import gradients_and_values, loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import gather, numbers_on_host, sent_to
+from dqnfed.core.tensors import gather, numbers_on_host
 from dqnfed.maths.directions import DEAD, at_least_weights, mean_step, rate_matching_weights, undemanding_rows
 from dqnfed.maths.gramian import combination_norm, cross_products
 from dqnfed.maths.quasi_newton import (
@@ -68,7 +68,8 @@ from dqnfed.maths.quasi_newton import (
     secant_curvature,
     server_remembered,
 )
-from dqnfed.maths.solvers import load_nnls
+from dqnfed.maths.solvers import load_lapack
+from dqnfed.maths.transfer import sent_to
 
 FloatArray = NDArray[np.float64]
 
@@ -106,7 +107,7 @@ class CommonDescent(DescentLength):
         return no_pairs(theta)
 
     def init_server(self, problem: Problem, n_clients: int) -> DescentServer:
-        load_nnls()
+        load_lapack()
         theta = problem.theta0
         n, none = len(theta), theta.new_zeros(0)
         remembers = self.metric == "lbfgs" and self.keeps_model
@@ -245,7 +246,7 @@ class CommonDescent(DescentLength):
         if self.absentees:
             absent_rows = rows_of_absent(absent, cohort)
             GA = field_products(G, absent.gradient, cohort.digest, "gradient")
-            now, places = with_present(absent, cohort, G, rates, curvature, GG, GA, most=self.absentees)
+            now, places = with_present(absent, cohort, G, rates, curvature, GG, GA, absent_rows, most=self.absentees)
             server = server._replace(absentees=now)
             GG = bordered(GG, GA[:, absent_rows], absent.products.numpy()[absent_rows[:, None], absent_rows])
             if GP.size:
@@ -360,10 +361,12 @@ class CommonDescent(DescentLength):
         if may_drop > 0:
             limits = {"max_share": may_drop / len(rates), "stretch": self.drop_stretch}
             kept = undemanding_rows(M, rates, ridge=self.ridge, **limits)
-        found = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge)
-        if not found.feasible and len(rates) > n_present:
+        if kept.all():
+            found = at_least_weights(M, rates, ridge=self.ridge)
+            if found.feasible or len(rates) == n_present:
+                return found.weights, kept
             kept[n_present:] = False
-            found = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge)
+        found = at_least_weights(M[np.ix_(kept, kept)], rates[kept], ridge=self.ridge)
         weights = np.zeros(len(rates))
         weights[kept] = found.weights
         return weights, kept

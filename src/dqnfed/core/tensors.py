@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dqnfed.maths.transfer import sent_to
+
 T = TypeVar("T", bound=tuple[Any, ...])
 Layout = tuple[tuple[str, torch.Size], ...]
 OnDevice = Callable[[torch.device], Tensor]  # one host tensor on the device asked for
@@ -81,15 +83,6 @@ def on_devices(index: Tensor) -> OnDevice:
         return moved[device]
 
     return there
-
-
-def sent_to(device: torch.device, host: Tensor) -> Tensor:
-    """Return a host tensor on a device; to a GPU it is sent without waiting for what the GPU is still at."""
-    if device.type != "cuda" or host.is_cuda or not host.numel():
-        return host.to(device)
-    # not `Tensor.pin_memory`, which first asks the driver whether it is pinned already
-    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
-    return pinned.copy_(host).to(device, non_blocking=True)
 
 
 class Landing:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from dqnfed.maths.transfer import sent_to
+
 FloatArray = NDArray[np.float64]
 BLOCK = 32768  # columns a block: long enough for BLAS to run at full speed, short enough to sum in float32
 MANY_BLOCKS = 8  # blocks a thread from which on threads pay
@@ -144,11 +146,7 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
             f"one weight per row is needed, but weights have shape {tuple(weights.shape)} and G {tuple(G.shape)}."
         )
     chosen = weights.to(G.dtype)  # here, where it costs less than one more launch there
-    if G.is_cuda and not chosen.is_cuda:
-        # by way of pinned memory, so that a GPU is not waited for, whatever it is at
-        pinned = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
-        chosen = pinned.copy_(chosen)
-    return chosen.to(G.device, non_blocking=G.is_cuda) @ G
+    return sent_to(G.device, chosen) @ G
 
 
 def combination_norm(weights: FloatArray, slopes: FloatArray, squares: FloatArray) -> float:

@@ -82,9 +82,9 @@ def _checked_box(y: FloatArray, lower: FloatArray, upper: FloatArray) -> tuple[F
     return y, low, high
 
 
-def load_nnls() -> None:
-    """Load the library behind `nnls` now: half a second that the first round would take longer."""
-    from scipy import optimize  # noqa: F401
+def load_lapack() -> None:
+    """Load the library behind `cone_weights` now: a quarter of a second that the first round would take longer."""
+    from scipy.linalg import lapack  # noqa: F401
 
 
 def nnls(A: FloatArray, b: FloatArray) -> FloatArray | None:

@@ -28,7 +28,7 @@ from dqnfed.sim.clients import Answers
 from dqnfed.sim.cohort import CohortRunner, vectorised
 from dqnfed.sim.early_stop import check_patience, out_of_patience
 from dqnfed.sim.feed import Feed, sampled_clients
-from dqnfed.sim.heap import Heap
+from dqnfed.sim.heap import Heap, nothing_old_collected
 from dqnfed.sim.journal import Journal, described_clients
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
 from dqnfed.sim.memory import MemoryStore
@@ -131,7 +131,7 @@ def _played(
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
     heap, last_saved = Heap(), time.monotonic()
-    with interrupt_flag() as interrupted, told_of_failure(observers):
+    with interrupt_flag() as interrupted, told_of_failure(observers), nothing_old_collected():
         while state.round < setup.rounds and not state.stopped and not interrupted.is_set():
             record, rows = play_round(setup, state)
             journal.add(record, rows)

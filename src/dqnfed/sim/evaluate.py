@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import ModuleModel, Problem
-from dqnfed.core.tensors import sent_to
+from dqnfed.maths.transfer import sent_to
 
 EXAMPLES_AT_ONCE = 8192  # bounds the activations of an evaluation on a GPU
 PADDED_AT_ONCE = 2**15  # of clients that are judged together, each padded to the largest

@@ -15,7 +15,7 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.local_work import draw_batches
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import numpy_seed_for, seed_for
-from dqnfed.core.tensors import sent_to
+from dqnfed.maths.transfer import sent_to
 
 
 @lru_cache(maxsize=4)  # the next round's are asked for ahead of it

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 SECONDS = 1.0  # between two times; giving back and asking again costs some hundredths of a second
 
@@ -21,6 +23,16 @@ class Heap:
         if self._trim is not None and time.monotonic() - self._last >= self._seconds:
             self._trim(0)
             self._last = time.monotonic()
+
+
+@contextmanager
+def nothing_old_collected() -> Iterator[None]:
+    """Have Python's collector leave alone what is here already: looking at the libraries' objects takes long."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _malloc_trim() -> Callable[[int], int] | None:

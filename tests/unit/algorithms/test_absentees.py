@@ -50,7 +50,8 @@ def remembered(
     crossed, squares = cross_products(G, kept.gradient).numpy(), (G @ G.T).numpy()
     numbers = np.ones(len(G))
     present = Cohort(torch.tensor(clients), torch.ones(len(clients)), n_clients, when)
-    now, rows = with_present(kept, present, G, numbers, numbers, squares, crossed, most=most)
+    absent = rows_of_absent(kept, present)
+    now, rows = with_present(kept, present, G, numbers, numbers, squares, crossed, absent, most=most)
     assert torch.equal(now.gradient[rows[rows >= 0]], G[rows >= 0])
     assert now.client[rows[rows >= 0]].tolist() == [c for c, r in zip(clients, rows, strict=True) if r >= 0]
     return now

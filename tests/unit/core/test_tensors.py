@@ -24,6 +24,7 @@ from dqnfed.core.tensors import (
     stack,
     tensors,
 )
+from dqnfed.maths.transfer import sent_to
 
 
 class Inner(NamedTuple):
@@ -111,3 +112,17 @@ def test_what_has_arrived_on_the_host_is_not_written_over_by_the_next() -> None:
         sent.fill_(-1.0)  # the copy was taken before
         arrived.append(there())
     assert [values.tolist() for values in arrived] == [[float(k)] * 5 for k in range(20)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool, torch.bfloat16])
+def test_what_is_sent_to_a_gpu_is_not_written_over_by_what_is_sent_later(dtype: torch.dtype) -> None:
+    """More than a slab of pinned memory holds, while the GPU is busy."""
+    busy = torch.rand(4000, 4000, device="cuda")
+    sent = []
+    for k in range(300):
+        if k % 50 == 0:
+            busy = busy @ busy / 1000
+        sent.append(sent_to(torch.device("cuda"), torch.full((40, 50), k % 256, dtype=torch.float32).to(dtype)))
+    for k, there in enumerate(sent):
+        assert torch.equal(there.cpu(), torch.full((40, 50), k % 256, dtype=torch.float32).to(dtype))
