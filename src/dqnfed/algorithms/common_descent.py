@@ -265,9 +265,9 @@ class CommonDescent(DescentLength):
             of_rows[places], of_rows[absent_rows] = weights[:K], weights[K:]
         u = metric_combination(of_rows, rows, GP.T @ weights if GP.size else weights[:0], metric, inverse)
         if rows is G and weights[K:].any():
-            of_absent = torch.zeros(len(absent.gradient), dtype=u.dtype)
-            of_absent[absent_rows] = torch.from_numpy(inverse.scale * weights[K:]).to(u.dtype)
-            u.addmv_(absent.gradient.T, sent_to(u.device, of_absent))
+            of_absent = np.zeros(len(absent.gradient))
+            of_absent[absent_rows] = inverse.scale * weights[K:]
+            u.addmv_(absent.gradient.T, sent_to(u.device, torch.from_numpy(of_absent), u.dtype))
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)

@@ -145,8 +145,7 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
         raise ValueError(
             f"one weight per row is needed, but weights have shape {tuple(weights.shape)} and G {tuple(G.shape)}."
         )
-    chosen = weights.to(G.dtype)  # here, where it costs less than one more launch there
-    return sent_to(G.device, chosen) @ G
+    return sent_to(G.device, weights, G.dtype) @ G
 
 
 def combination_norm(weights: FloatArray, slopes: FloatArray, squares: FloatArray) -> float:

@@ -24,16 +24,17 @@ class _Slabs(threading.local):
         self._slabs: dict[torch.dtype, tuple[Tensor, NDArray[np.generic]]] = {}
         self._used: dict[torch.dtype, int] = {}
 
-    def sent(self, device: torch.device, host: Tensor) -> Tensor:
-        if host.dtype not in self._slabs:
-            pinned = torch.empty(SLAB, dtype=host.dtype, pin_memory=True)
-            self._slabs[host.dtype], self._used[host.dtype] = (pinned, pinned.numpy()), 0
-        (pinned, on_host), start = self._slabs[host.dtype], self._used[host.dtype]
+    def sent(self, device: torch.device, host: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._slabs:
+            pinned = torch.empty(SLAB, dtype=dtype, pin_memory=True)
+            self._slabs[dtype], self._used[dtype] = (pinned, pinned.numpy()), 0
+        (pinned, on_host), start = self._slabs[dtype], self._used[dtype]
         if start + host.numel() > SLAB:
             torch.cuda.synchronize(device)
             start = 0
-        end = self._used[host.dtype] = start + host.numel()
-        on_host[start:end] = host.numpy().reshape(-1)
+        end = self._used[dtype] = start + host.numel()
+        with np.errstate(over="ignore"):  # as torch does, in the precision that is asked for
+            on_host[start:end] = host.numpy().reshape(-1)
         there = pinned[start:end].to(device, non_blocking=True)
         return there if host.dim() == 1 else there.view(host.shape)
 
@@ -41,12 +42,13 @@ class _Slabs(threading.local):
 _slabs = _Slabs()
 
 
-def sent_to(device: torch.device, host: Tensor) -> Tensor:
+def sent_to(device: torch.device, host: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return a host tensor on a device; to a GPU it is sent without waiting for what the GPU is still at."""
+    dtype = dtype or host.dtype
     if device.type != "cuda" or host.is_cuda or not host.numel():
-        return host.to(device)
-    if host.numel() <= SMALL and host.dtype != torch.bfloat16:  # which NumPy does not have
-        return _slabs.sent(device, host)
+        return host.to(device, dtype)
+    if host.numel() <= SMALL and torch.bfloat16 not in (dtype, host.dtype):  # which NumPy does not have
+        return _slabs.sent(device, host, dtype)
     # not `Tensor.pin_memory`, which first asks the driver whether it is pinned already
-    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+    pinned = torch.empty(host.shape, dtype=dtype, pin_memory=True)
     return pinned.copy_(host).to(device, non_blocking=True)
