@@ -96,9 +96,8 @@ class DescentSettings(Algorithm[DescentServer, DescentMemory, DescentUpdate]):
             if local == "sgd" or self.constraint == "exactly" or self.drop_share > 0.0:
                 return 0
             row = problem.n_parameters * problem.theta0.element_size()
-            asked = min(
-                N_ABSENTEES, max(0, ABSENTEES_BYTES // row - cohort_size)
-            )  # a cohort's rows come before others go
+            n_rows = ABSENTEES_BYTES // row
+            asked = min(N_ABSENTEES, max(n_rows - cohort_size, n_rows // 2))  # a cohort's rows come before others go
         return min(asked, n_clients)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from enum import Enum
+from numbers import Integral
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
@@ -91,6 +92,7 @@ class Algorithm(ABC, Generic[S, M, U]):
     lr_decay_every: int = 1  # rounds, >= 1
 
     def __post_init__(self) -> None:
+        check_whole_numbers(self)
         check_range(self, "lr", low=0.0, open_low=True)
         check_range(self, "epochs", low=1)
         check_range(self, "momentum", low=0.0, high=1.0, open_high=True)
@@ -212,6 +214,15 @@ def check_range(
         left = "(-inf" if low is None else f"{'(' if open_low else '['}{low:g}"
         right = "inf)" if high is None else f"{high:g}{')' if open_high else ']'}"
         raise ValueError(f"{type(settings).__name__}: `{name}` must be in {left}, {right}, but is {value}.")
+
+
+def check_whole_numbers(settings: Any) -> None:
+    """Refuse a hyper-parameter that counts something and is no whole number."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        counts = field.type in ("int", "int | None", int, int | None) and value is not None
+        if counts and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise ValueError(f"{type(settings).__name__}: `{field.name}` must be a whole number, but is {value!r}.")
 
 
 def check_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:

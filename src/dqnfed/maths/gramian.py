@@ -55,8 +55,9 @@ def cross_products(G: Tensor, H: Tensor) -> Tensor:
     if G.is_cuda:
         return resident_cross_products(G, H).cpu()
     total = torch.zeros(len(G), len(H), dtype=torch.float64)
-    for start in range(0, G.shape[1], BLOCK):
-        total += G[:, start : start + BLOCK] @ H[:, start : start + BLOCK].T
+    with _whole_precision():
+        for start in range(0, G.shape[1], BLOCK):
+            total += G[:, start : start + BLOCK] @ H[:, start : start + BLOCK].T
     return total
 
 

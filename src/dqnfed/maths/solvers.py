@@ -141,6 +141,8 @@ def _pivoted(M: FloatArray, r: FloatArray) -> FloatArray | None:
     free, n_wrong, n_tries = r > 0.0, len(r) + 1, 3
     while True:
         places = free.nonzero()[0]
+        if not len(places):
+            return None
         held = M[places[:, None], places].T  # symmetric: as LAPACK wants it, without one more copy
         _, solution, failed = lapack.dposv(held, r[places], overwrite_a=True)
         if failed:

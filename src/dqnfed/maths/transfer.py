@@ -11,6 +11,7 @@ from torch import Tensor
 
 SLAB = 2**17  # numbers; what is sent in some hundred rounds
 SMALL = SLAB // 64
+Key = tuple[torch.device, torch.dtype]
 
 
 class _Slabs(threading.local):
@@ -21,18 +22,19 @@ class _Slabs(threading.local):
     """
 
     def __init__(self) -> None:
-        self._slabs: dict[torch.dtype, tuple[Tensor, NDArray[np.generic]]] = {}
-        self._used: dict[torch.dtype, int] = {}
+        self._slabs: dict[Key, tuple[Tensor, NDArray[np.generic]]] = {}
+        self._used: dict[Key, int] = {}
 
     def sent(self, device: torch.device, host: Tensor, dtype: torch.dtype) -> Tensor:
-        if dtype not in self._slabs:
+        key = (device, dtype)
+        if key not in self._slabs:
             pinned = torch.empty(SLAB, dtype=dtype, pin_memory=True)
-            self._slabs[dtype], self._used[dtype] = (pinned, pinned.numpy()), 0
-        (pinned, on_host), start = self._slabs[dtype], self._used[dtype]
+            self._slabs[key], self._used[key] = (pinned, pinned.numpy()), 0
+        (pinned, on_host), start = self._slabs[key], self._used[key]
         if start + host.numel() > SLAB:
             torch.cuda.synchronize(device)
             start = 0
-        end = self._used[dtype] = start + host.numel()
+        end = self._used[key] = start + host.numel()
         with np.errstate(over="ignore"):  # as torch does, in the precision that is asked for
             on_host[start:end] = host.numpy().reshape(-1)
         there = pinned[start:end].to(device, non_blocking=True)

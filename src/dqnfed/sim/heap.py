@@ -27,7 +27,11 @@ class Heap:
 
 @contextmanager
 def nothing_old_collected() -> Iterator[None]:
-    """Have Python's collector leave alone what is here already: looking at the libraries' objects takes long."""
+    """Have Python's collector look at what is here once, and then leave it alone: the libraries' objects take long.
+
+    What an earlier run left goes first, captured graphs above all, which hold a GPU's memory.
+    """
+    gc.collect()
     gc.freeze()
     try:
         yield

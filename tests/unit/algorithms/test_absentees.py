@@ -213,7 +213,7 @@ def test_how_many_are_kept(settings: dict[str, int], cohort_size: int, kept: int
     assert method.prepare(problem, N_CLIENTS, cohort_size) == method
 
 
-@pytest.mark.parametrize(("n_parameters", "most"), [(2**20, 50), (2**23, 22), (2**28, 0)])
+@pytest.mark.parametrize(("n_parameters", "most"), [(2**20, 50), (2**23, 22), (2**25, 4), (2**28, 0)])
 def test_large_models_are_not_kept_beyond_a_gibibyte(n_parameters: int, most: int) -> None:
     problem = SimpleNamespace(n_parameters=n_parameters, theta0=torch.zeros(1))
     assert DQNFed()._n_absentees(problem, "gradient", 1000, 10) == most  # type: ignore[arg-type]

@@ -53,6 +53,9 @@ def test_by_default_clients_see_theta_and_keep_nothing() -> None:
     [
         ({"lr": 0.0}, r"FedAvg: `lr` must be in \(0, inf\), but is 0\.0"),
         ({"epochs": 0}, r"`epochs` must be in \[1, inf\), but is 0"),
+        ({"epochs": 1.5}, r"FedAvg: `epochs` must be a whole number, but is 1\.5"),
+        ({"epochs": True}, r"FedAvg: `epochs` must be a whole number, but is True"),
+        ({"batch_size": "64"}, r"FedAvg: `batch_size` must be a whole number, but is '64'"),
         ({"momentum": 1.0}, r"`momentum` must be in \[0, 1\), but is 1\.0"),
         ({"lr_decay": 1.5}, r"`lr_decay` must be in \(0, 1\], but is 1\.5"),
         ({"lr": float("nan")}, "`lr` must be in .* but is nan"),

@@ -257,6 +257,20 @@ def test_pivoting_ends_at_the_weights_or_says_that_it_does_not(seed: int) -> Non
     np.testing.assert_allclose(z / (r @ z), cone_weights(M, r)[0], atol=1e-9)
 
 
+def test_pivoting_gives_up_where_every_weight_is_wrong() -> None:
+    """Rates far below zero can turn all that were free negative at once."""
+    across = [-0.9505056888241479, -0.7883429504049986, 0.9522228912973582, 0.9102223753917839, -0.9624265452369577]
+    M = np.eye(4)
+    M[np.triu_indices(4, 1)] = [*across, -0.9263995618464261]
+    M = np.triu(M) + np.triu(M, 1).T
+    r = np.array([0.001160702900123842, -2.0040076013290142, -1.6347676585199824, 1.0])
+    assert _pivoted(M, r) is None
+    z, v = cone_weights(M, r)
+    assert (z >= 0.0).all()
+    assert r @ z == pytest.approx(1.0)
+    assert v == pytest.approx(z @ M @ z, rel=1e-9)
+
+
 def test_a_factor_multiplies_back_to_its_gramian() -> None:
     M = sampled_gramian(12, 5, 0)
     R = factor(M, rtol=1e-12)
