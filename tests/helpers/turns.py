@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status
 from dqnfed.core.problem import Task
-from dqnfed.core.tensors import gather
+from dqnfed.core.tensors import gather, map_tensors
 from dqnfed.sim.cohort import Looped
 from dqnfed.sim.feed import Feed, sampled_clients
 from dqnfed.sim.memory import MemoryStore
@@ -45,9 +45,10 @@ def played_turns(algorithm: AnyAlgorithm, case: Case, *, rounds: int, cohort_siz
         while status is Status.AGAIN:
             sent, before = prepared.send(server), store.get(clients, tasks)
             updates, after = Looped()(prepared, problem, tasks, sent, before)
+            as_it_was = map_tensors(torch.clone, server)  # of what a method reuses, later steps leave nothing
             step = prepared.server_step(server, updates, cohort)
             store.put(clients, after)
-            turns.append(Turn(server, sent, tasks, before, after, updates, cohort, step))
+            turns.append(Turn(as_it_was, sent, tasks, before, after, updates, cohort, step))
             server, status = step.server, step.status
     return turns
 

@@ -86,6 +86,7 @@ class CommonDescent(DescentLength):
     Sent: ClassVar[tuple[type, ...]] = (First, Model, Models, Probe, Trial)
     Update: ClassVar[tuple[type, ...]] = (DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate)
     starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
+    reuses: ClassVar[tuple[str, ...]] = ("absentees.gradient",)
     scales: ClassVar[tuple[str, ...]] = ("gradient", "rate", "curvature", "gradient_change")
     optional: ClassVar[tuple[str, ...]] = ("rate", "curvature", "probed_curvature", "trial_loss")
 

@@ -78,6 +78,7 @@ class Algorithm(ABC, Generic[S, M, U]):
     scales: ClassVar[tuple[str, ...]] = ()  # fields of the update that grow with its size; the first is measured
     optional: ClassVar[tuple[str, ...]] = ()  # fields of the update in which NaN means "not known"
     starts: ClassVar[tuple[str, ...]] = ("theta",)  # fields of the server that hold the start model before round 0
+    reuses: ClassVar[tuple[str, ...]] = ()  # fields of the server of which a step overwrites what no longer counts
     vectorises: ClassVar[bool] = True  # False: looped cohorts only
     suits: ClassVar[frozenset[str]] = frozenset({"network", "convex"})
     diverges: ClassVar[bool] = False  # True: known to, and left out of `--all`

@@ -181,7 +181,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         metadata = json.loads((file.metadata() or {}).get("dqnfed", "{}"))
-        return {name: file.get_tensor(name) for name in names}, metadata
+        # copied out of the file: where a tensor lies there may be odd, and some processors' sums then end in other bits
+        return {name: file.get_tensor(name).clone() for name in names}, metadata
 
 
 @contextmanager
