@@ -2,7 +2,7 @@
 
 benchmarks/peers/install.sh                            # once: an environment for each peer
 python benchmarks/side_by_side.py --json w.json        # W1 and W2, about five minutes on two cores
-python benchmarks/side_by_side.py --workloads W1 --only dqnfed torch-loop --rounds 30
+python benchmarks/side_by_side.py --workloads W1 --only dqnfed "torch loop" --rounds 30
 
 Every contestant is a process of its own that plays a round when it is asked to and waits otherwise; they are asked in
 turn, so that whatever else the machine does hits all of them alike. The first rounds warm up and do not count.
