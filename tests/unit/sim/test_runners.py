@@ -35,13 +35,14 @@ METHODS: dict[str, AnyAlgorithm] = {
 METHODS_OF_FLOAT32 = METHODS | {"dqn-fed": DQNFed(absentees=0)}
 ROUNDS = 20
 # Relative, of theta. In float64 some 10^5 roundings; in float32 DQN-Fed's step is decided by nearly parallel gradients,
-# so that the last bits of two runners are grown by every round, on one processor more than on another.
+# so that the last bits of two runners are grown by every round, with convolutions on some processors most.
 TOLERANCES = {
     ("fedavg", torch.float64): 1e-10,
     ("dqn-fed", torch.float64): 1e-10,
     ("fedavg", torch.float32): 1e-4,
-    ("dqn-fed", torch.float32): 0.2,
+    ("dqn-fed", torch.float32): 5e-2,
 }
+CONVOLVED_TOLERANCES = TOLERANCES | {("dqn-fed", torch.float32): 0.2}
 
 
 def convolved_bowl(dtype: torch.dtype) -> Case:
@@ -97,8 +98,9 @@ def test_runners_agree_after_twenty_rounds(method: str, bowl: str, dtype: torch.
         "threads": trained(algorithm, case, threads(2)).theta,
         "ray": trained(algorithm, case, OverCluster(case.federation, crew)).theta,
     }
+    tolerance = (CONVOLVED_TOLERANCES if bowl == "convolved" else TOLERANCES)[method, dtype]
     for name, theta in found.items():
-        assert float((theta - expected).norm()) <= TOLERANCES[method, dtype] * size, name
+        assert float((theta - expected).norm()) <= tolerance * size, name
     assert torch.equal(found["threads"], found["ray"])
 
 
