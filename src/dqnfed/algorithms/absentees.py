@@ -69,8 +69,8 @@ def with_present(
     that has missed four times as many rounds as it takes to ask everybody is forgotten: what it said must not bind the
     steps for ever if it has left, or has nothing more to learn, so that its answers of no length are not used.
     """
-    here, K = cohort.clients.numpy(), len(cohort.clients)
-    kept = kept if len(kept.client) >= most + min(K, most) else _with_rows(kept, most + min(K, most))
+    here, K = cohort.clients.numpy(), cohort.clients.shape[0]
+    kept = kept if kept.client.shape[0] >= most + min(K, most) else _with_rows(kept, most + min(K, most))
     client, asked = kept.client.numpy(), kept.asked.numpy()
     stay = absent[cohort.round - asked[absent] < PATIENCE * -(-cohort.n_clients // K)]
     chosen = np.arange(K)
@@ -89,9 +89,10 @@ def with_present(
     whose = np.full(len(client), -1)
     whose[stay], whose[free] = client[stay], here[chosen]
     products = kept.products.numpy().copy()
-    products[free, : GA.shape[1]] = GA[chosen]
-    products[:, free] = products[free].T
-    products[free[:, None], free] = GG[chosen[:, None], chosen]
+    with_rows = np.zeros((len(free), len(client)))
+    with_rows[:, : GA.shape[1]] = GA.take(chosen, 0)
+    with_rows[:, free] = GG.take(chosen, 0).take(chosen, 1)
+    products[free], products[:, free] = with_rows, with_rows.T
     now = Absentees(
         kept.gradient,
         updated(kept.rate, rates[chosen]),
@@ -133,6 +134,6 @@ def _with_rows(kept: Absentees, n_rows: int) -> Absentees:
 
 def _write(rows: Tensor, places: IntArray, G: Tensor, chosen: IntArray) -> None:
     """Write the chosen rows of G to these places."""
-    if len(chosen) < len(G):
+    if len(chosen) < G.shape[0]:
         G = G.index_select(0, sent_to(G.device, torch.from_numpy(chosen)))
     rows.index_copy_(0, sent_to(rows.device, torch.from_numpy(places)), G)

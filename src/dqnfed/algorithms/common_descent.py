@@ -239,7 +239,7 @@ class CommonDescent(DescentLength):
         everybody, said = cohort, updates
         server, updates, cohort = self._believed(server, updates, cohort)
         metric = self._learnt_metric(server, updates, cohort)
-        G, K = updates.gradient, len(updates.gradient)
+        G, K = updates.gradient, updates.gradient.shape[0]
         GG, GP, PP = _products(G, metric, cohort.digest)
         rates = self.wanted_rates(updates, np.diagonal(GG), cohort.digest)
         curvature = field_numbers(updates.curvature, cohort.digest, "curvature") if self.seeks_length else rates * nan
@@ -249,7 +249,8 @@ class CommonDescent(DescentLength):
             GA = field_products(G, absent.gradient, cohort.digest, "gradient")
             now, places = with_present(absent, cohort, G, rates, curvature, GG, GA, absent_rows, most=self.absentees)
             server = server._replace(absentees=now)
-            GG = bordered(GG, GA[:, absent_rows], absent.products.numpy()[absent_rows[:, None], absent_rows])
+            of_absent = absent.products.numpy().take(absent_rows, 0).take(absent_rows, 1)
+            GG = bordered(GG, GA.take(absent_rows, 1), of_absent)
             if GP.size:
                 on_pairs = cross_products(torch.cat([metric.s, metric.y]), absent.gradient).numpy()
                 GP = np.concatenate([GP, on_pairs[:, absent_rows].T])
@@ -262,13 +263,13 @@ class CommonDescent(DescentLength):
         weights, kept = self._weights(M, rates, may_drop, K)
         rows, of_rows = G, weights[:K]
         if len(places) and places.min() >= 0:  # one matrix has them all: those of the absent, and the new ones
-            rows, of_rows = server.absentees.gradient, np.zeros(len(server.absentees.gradient))
+            rows, of_rows = server.absentees.gradient, np.zeros(server.absentees.gradient.shape[0])
             of_rows[places], of_rows[absent_rows] = weights[:K], weights[K:]
         u = metric_combination(of_rows, rows, GP.T @ weights if GP.size else weights[:0], metric, inverse)
         if rows is G and weights[K:].any():
-            of_absent = np.zeros(len(absent.gradient))
-            of_absent[absent_rows] = inverse.scale * weights[K:]
-            u.addmv_(absent.gradient.T, sent_to(u.device, torch.from_numpy(of_absent), u.dtype))
+            shares = np.zeros(absent.gradient.shape[0])
+            shares[absent_rows] = inverse.scale * weights[K:]
+            u.addmv_(absent.gradient.T, sent_to(u.device, torch.from_numpy(shares), u.dtype))
         slopes = M @ weights
         norm = combination_norm(weights, slopes, squares) if M is GG else nan
         norms = step_norms(server.theta, u, cohort.digest, norm)

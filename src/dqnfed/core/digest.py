@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,27 +87,47 @@ def packed_digest(
         length = next(iter(fields.values())).new_full((), torch.nan, dtype=torch.float64)
     else:
         length = torch.linalg.vector_norm(theta, dtype=torch.float64)
+    crossed: list[Tensor] = []
+    if rows is not None and len(rows):  # half of all that is done here, and no kernel of it fills a GPU
+        with _beside(rows):
+            crossed = [resident_cross_products(fields[name].flatten(1), rows).reshape(-1) for name in plan.gramians]
     columns = [
         *(fields[name] for name in plan.numbers),
         *(torch.linalg.vector_norm(fields[name].flatten(1), dim=1) for name in plan.vectors),
     ]
     products = [resident_gramian(fields[name].flatten(1)).reshape(-1) for name in plan.gramians]
-    if rows is not None and len(rows):
-        products += [resident_cross_products(fields[name].flatten(1), rows).reshape(-1) for name in plan.gramians]
+    if crossed and crossed[0].is_cuda:
+        torch.cuda.current_stream(crossed[0].device).wait_stream(_second_stream(crossed[0].device))
     joined = [torch.cat(columns).double()] if columns else []  # converted together: on a GPU every call counts
-    return torch.cat([length.reshape(1), *joined, *products])
+    return torch.cat([length.reshape(1), *joined, *products, *crossed])
+
+
+@contextmanager
+def _beside(t: Tensor) -> Iterator[None]:
+    """Have a GPU do what is launched here side by side with what comes next, until its second stream is waited for."""
+    if not t.is_cuda:
+        yield
+        return
+    second = _second_stream(t.device)
+    second.wait_stream(torch.cuda.current_stream(t.device))
+    with torch.cuda.stream(second):
+        yield
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def unpacked_digest(plan: DigestPlan, packed: FloatArray, n_answers: int, n_rows: int = 0) -> Digest:
     """Return the digest that `packed_digest` made of so many answers, compared with so many rows."""
     n_columns = len(plan.numbers) + len(plan.vectors)
-    columns = packed[1 : 1 + n_columns * n_answers].reshape(n_columns, n_answers)
-    squares, crossed = packed[1 + n_columns * n_answers :], packed[:0]
-    if n_rows:
-        squares, crossed = np.split(squares, [len(plan.gramians) * n_answers * n_answers])
+    first = 1 + n_columns * n_answers
+    columns = packed[1:first].reshape(n_columns, n_answers)
+    last = first + len(plan.gramians) * n_answers * n_answers
+    squares, crossed = packed[first:last], packed[last:]
     numbers = dict(zip(plan.numbers, columns, strict=False))
-    norms = {name: np.abs(values) for name, values in numbers.items()}
-    norms.update(zip(plan.vectors, columns[len(numbers) :], strict=True))
+    norms = dict(zip((*plan.numbers, *plan.vectors), np.abs(columns), strict=True))
     gramians = dict(zip(plan.gramians, squares.reshape(-1, n_answers, n_answers), strict=True))
     norms.update((name, np.sqrt(products.diagonal())) for name, products in gramians.items())
     products = dict(zip(plan.gramians, crossed.reshape(-1, n_answers, n_rows), strict=True)) if n_rows else {}

@@ -28,10 +28,10 @@ def map_tensors(f: Callable[..., Tensor], record: T, *others: T) -> T:
     """Return the record whose every tensor is f of the tensors at that place; nested records are walked."""
     if not others:
         return type(record)(*[map_tensors(f, value) if isinstance(value, tuple) else f(value) for value in record])
-    fields = (
-        map_tensors(f, mine, *theirs) if is_record(mine) else f(mine, *theirs)
+    fields = [
+        map_tensors(f, mine, *theirs) if isinstance(mine, tuple) else f(mine, *theirs)
         for mine, *theirs in zip(record, *others, strict=True)
-    )
+    ]
     return type(record)(*fields)
 
 
@@ -39,7 +39,7 @@ def tensors(record: tuple[Any, ...]) -> list[Tensor]:
     """Return every tensor of the record, in field order."""
     found: list[Tensor] = []
     for value in record:
-        if is_record(value):
+        if isinstance(value, tuple):
             found.extend(tensors(value))
         else:
             found.append(value)
@@ -118,7 +118,7 @@ def concatenated(parts: Sequence[T]) -> T:
 def n_rows(stacked: tuple[Any, ...]) -> int:
     """Return how many rows a stacked record has."""
     first: Any = stacked
-    while is_record(first):
+    while isinstance(first, tuple):
         first = first[0]
     return int(first.shape[0])
 

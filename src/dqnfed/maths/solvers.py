@@ -31,7 +31,7 @@ def unit_gramian(M: FloatArray, *, dead: float = 0.0) -> UnitGramian:
     lengths = np.sqrt(np.maximum(M.diagonal(), 0.0))
     live = lengths > dead * lengths.max(initial=0.0)
     lengths = np.where(live, lengths, 1.0)
-    matrix = (M + M.T) / 2 / lengths[:, None] / lengths[None, :]
+    matrix = (M + M.T) / (2.0 * lengths[:, None]) / lengths
     if not live.all():
         matrix = np.where(np.outer(live, live), matrix, 0.0)
     return UnitGramian(matrix, lengths, live)
@@ -117,20 +117,29 @@ def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
     """Return z = argmin z'Mz subject to r'z = 1, z >= 0, and the multiplier v = z'Mz of its equation.
 
     The dual of min ||u||^2 subject to G u >= r, with M = G G': u = G'z / v where v > 0; v = 0 says that no u exists
-    (Lawson & Hanson 1974, ch. 23, "LDP"). Pivoting finds the support, or NNLS where that does not end, and an
-    active-set method finishes it to round-off. Needs max r > 0; accurate when M has a unit diagonal and r a maximum of
+    (Lawson & Hanson 1974, ch. 23, "LDP"). Pivoting finds it, or NNLS where that does not end, and an active-set method
+    finishes what is not there to round-off. Needs max r > 0; accurate when M has a unit diagonal and r a maximum of
     one.
     """
-    z = _pivoted(M, r)
-    if z is None:
-        z = _of_least_distance(M, r)
+    found = _pivoted(M, r)
+    if found is not None and found.is_exact:
+        total = float(r @ found.weights)
+        return found.weights / total, 1.0 / total
+    z = _of_least_distance(M, r) if found is None else found.weights
     if z is None or not r @ z > 0.0:
         best = int(np.argmax(np.where(r > 0.0, r / np.sqrt(np.clip(np.diag(M), 1e-300, None)), -np.inf)))
         z = np.where(np.arange(len(r)) == best, 1.0, 0.0)
     return _sliced_box_minimiser(M, r, np.zeros(len(r)), np.full(len(r), np.inf), z / (r @ z))
 
 
-def _pivoted(M: FloatArray, r: FloatArray) -> FloatArray | None:
+class Pivoted(NamedTuple):
+    """Weights but for a factor, and whether nothing but rounding is left of their conditions."""
+
+    weights: FloatArray  # [K]
+    is_exact: bool
+
+
+def _pivoted(M: FloatArray, r: FloatArray) -> Pivoted | None:
     """Return z >= 0 with M z >= r, equal where z > 0: the weights sought but for a factor; None if that is not found.
 
     All entries that are wrong change sides at once (Judice & Pires 1994, "block principal pivoting"), three times as a
@@ -143,16 +152,18 @@ def _pivoted(M: FloatArray, r: FloatArray) -> FloatArray | None:
         places = free.nonzero()[0]
         if not len(places):
             return None
-        held = M[places[:, None], places].T  # symmetric: as LAPACK wants it, without one more copy
+        held = M.take(places, 0).take(places, 1).T  # symmetric: as LAPACK wants it, without one more copy
         _, solution, failed = lapack.dposv(held, r[places], overwrite_a=True)
         if failed:
             return None
         z = np.zeros(len(r))
         z[places] = solution
-        wrong = np.where(free, z < 0.0, M @ z < r - 1e-12)
+        excess = M @ z - r
+        wrong = np.where(free, z < 0.0, excess < -1e-12)
         n_now = int(np.count_nonzero(wrong))
         if n_now == 0:
-            return z
+            excess[places] = -np.abs(excess[places])
+            return Pivoted(z, bool((excess >= -_ROUND_OFF * (np.abs(M) @ z + np.abs(r))).all()))
         n_tries = 3 if n_now < n_wrong else n_tries - 1
         if n_tries == 0:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -30,7 +31,7 @@ class Answers(NamedTuple):
     updates: Any  # stacked; None if nobody did
     memory: Any  # stacked or one by one in a list: what the store keeps for those whose answers are used
     missing: list[tuple[int, str]]  # clients without an answer, and why
-    digest: Digest | None = None  # of the updates, where the runner made one
+    arrived: Callable[[], Digest] | None = None  # waits for the updates' digest, where the runner makes one
 
 
 class Beginning(NamedTuple):
@@ -101,13 +102,14 @@ class LocalClients:
         )
         if phase == 0:  # before the GPU is waited for
             state.beginning = _begun(runner, setup, sent, state.round + 1, _look_ahead(setup, state))
-        return Answers(clients, updates, kept, [], arrived() if arrived is not None else None)
+        return Answers(clients, updates, kept, [], arrived)
 
     def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
         train, theta = setup.federation.train, state.server.theta
         forward = self._forward(setup.problem)
         losses = judge(setup.problem, theta, train, clients, with_score=False, forward=forward).loss
-        return Judgement(clients, losses, self._scores(setup, state, clients) if with_scores else {})
+        scores = self._scores(setup, state, clients) if with_scores else {}
+        return Judgement(clients, losses.cpu(), {name: found.cpu() for name, found in scores.items()})
 
     def model_names(self, setup: Setup) -> list[str]:
         server = setup.algorithm.init_server(setup.problem, setup.federation.n_clients)

@@ -50,7 +50,7 @@ def validation_score(setup: Setup, state: State) -> float:
     if isinstance(setup.clients, LocalClients) and not setup.algorithm.is_personal:
         theta = next(iter(setup.algorithm.evaluated(state.server, None).values()))
         found = judge(setup.problem, theta, setup.federation.examples("validation"), everybody)
-        return float(found.scores.mean())
+        return float(found.scores.cpu().mean())
     watching = replace(setup, evaluation=replace(setup.evaluation, part="validation"))
     scores = setup.clients.judged(watching, state, everybody, with_scores=True).scores
     return float(next(iter(scores.values())).mean())

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status, message_bits
+from dqnfed.core.digest import Digest
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult, model_metadata
@@ -200,12 +201,13 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         notes["bytes_up"] += algorithm.uplink_bits(answers.updates) * n_answers // 8 if n_answers else 0
         notes["bytes_down"] += message_bits(sent) * asked.shape[0] // 8
         notes["passes"] += algorithm.passes(sent) * n_answers
-        found = screened(setup, state, answers, notes) if n_answers else NOBODY
+        digest = answers.arrived() if answers.arrived is not None else None  # a GPU is waited for here, and only here
+        found = screened(setup, state, answers, digest, notes) if n_answers else NOBODY
         went_back = found.kept.shape[0] < needed
         if went_back:
             step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
         else:
-            step = answered_step(setup, state, answers, found)
+            step = answered_step(setup, state, answers, digest, found)
         state.server = step.server
         notes["diagnostics"].update(step.diagnostics)
         note_left_out(state, step, notes)
@@ -265,11 +267,11 @@ def note_left_out(state: State, step: ServerStep[Any], notes: Record) -> None:
         notes["dropped"].append({"client": client, "why": why})
 
 
-def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Screened:
+def screened(setup: Setup, state: State, answers: Answers, digest: Digest | None, notes: Record) -> Screened:
     """Return which answers are usable, after writing down who is dropped or clipped, and why."""
     asked = answers.clients
     algorithm = setup.algorithm
-    found = screen(answers.updates, setup.policy, algorithm.scales, algorithm.optional, digest=answers.digest)
+    found = screen(answers.updates, setup.policy, algorithm.scales, algorithm.optional, digest=digest)
     if found.as_they_came:
         return found
     for k, why in found.dropped:
@@ -292,7 +294,9 @@ def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Scr
     return found
 
 
-def answered_step(setup: Setup, state: State, answers: Answers, found: Screened) -> ServerStep[Any]:
+def answered_step(
+    setup: Setup, state: State, answers: Answers, digest: Digest | None, found: Screened
+) -> ServerStep[Any]:
     """Return what the server makes of the usable answers; their clients' memories wait for the end of the round."""
     algorithm, federation = setup.algorithm, setup.federation
     kept, memory = answers.clients, answers.memory
@@ -300,7 +304,6 @@ def answered_step(setup: Setup, state: State, answers: Answers, found: Screened)
         kept = kept[found.kept]
         memory = [memory[k] for k in found.kept.tolist()] if isinstance(memory, list) else gather(memory, found.kept)
     state.memory.lend(kept, memory)
-    digest = answers.digest
     if digest is not None:
         digest = screened_digest(digest, found, algorithm.scales, answers.clients.shape[0])
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors, digest)

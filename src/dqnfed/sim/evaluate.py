@@ -20,10 +20,10 @@ Forward = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
 
 class Judged(NamedTuple):
-    """What an evaluation found, per client."""
+    """What an evaluation found, per client, in float64: where the examples are, so that no GPU is waited for."""
 
-    loss: Tensor  # [K] mean loss, host float64
-    score: Tensor | None  # [K] the problem's score, host float64
+    loss: Tensor  # [K] mean loss
+    score: Tensor | None  # [K] the problem's score
 
     @property
     def scores(self) -> Tensor:
@@ -71,12 +71,12 @@ def judge(
     if problem.ridge:
         means = means + 0.5 * problem.ridge * theta.square().sum().double()
     if not with_score:
-        return Judged(means.cpu(), None)
+        return Judged(means, None)
     padded = Examples(outputs, targets, torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)]))
     index, real = padded.padded_rows(torch.arange(len(clients)))
     index, mask = sent_to(outputs.device, index), sent_to(outputs.device, real).to(outputs.dtype)
     scores = vmap(problem.score)(outputs[index], targets[index], mask)
-    return Judged(means.cpu(), scores.to("cpu", torch.float64))
+    return Judged(means, scores.double())
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def judge_personal_together(problem: Problem, thetas: Tensor, examples: Examples
     losses = vmap(problem.losses)(outputs, targets).where(real, 0.0).double().sum(1) / real.sum(1)
     ridge = 0.5 * problem.ridge * thetas.double().square().sum(1)
     scores = vmap(problem.score)(outputs, targets, mask)
-    return Judged((losses + ridge).cpu(), scores.to("cpu", torch.float64))
+    return Judged(losses + ridge, scores.double())
 
 
 def is_dense(problem: Problem) -> bool:

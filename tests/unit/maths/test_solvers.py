@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dqnfed.maths.solvers import (
     _pivoted,
+    _sliced_box_minimiser,
     box_simplex_projection,
     cone_weights,
     factor,
@@ -245,19 +246,36 @@ def test_the_cone_problem_survives_a_failed_start(n: int, failing: list[str], mo
 
 def test_pivoting_ends_at_the_weights_or_says_that_it_does_not() -> None:
     """z >= 0, M z >= r, equal where z > 0, for rows of every kind of conflict; it ends for most of them."""
-    n_ended = 0
+    n_ended, n_exact = 0, 0
     for seed in range(30):
         M = unit_gramian(sampled_gramian(40, 30 + seed, seed)).matrix + 1e-6 * np.eye(40)
         r = np.random.default_rng(seed).uniform(-0.2, 1.0, size=40)
-        z = _pivoted(M, r)
-        if z is None:
+        found = _pivoted(M, r)
+        if found is None:
             continue
-        n_ended += 1
+        z = found.weights
+        n_ended, n_exact = n_ended + 1, n_exact + found.is_exact
         assert (z >= 0.0).all()
         assert (M @ z - r >= -1e-9 * np.abs(M) @ z).all()
         assert np.abs(z * (M @ z - r)).max() <= 1e-9 * z.max() * (np.abs(M) @ z).max()
         np.testing.assert_allclose(z / (r @ z), cone_weights(M, r)[0], atol=1e-9)
     assert n_ended >= 25
+    assert n_exact >= 20
+
+
+def test_what_pivoting_calls_exact_needs_no_finish() -> None:
+    """The active-set method, started there, has nothing to do: the same weights and the same multiplier."""
+    for seed in range(30):
+        M = unit_gramian(sampled_gramian(40, 30 + seed, seed)).matrix + 1e-6 * np.eye(40)
+        r = np.random.default_rng(seed).uniform(-0.2, 1.0, size=40)
+        found = _pivoted(M, r)
+        if found is None or not found.is_exact:
+            continue
+        z, v = cone_weights(M, r)
+        start = found.weights / (r @ found.weights)
+        finished, multiplier = _sliced_box_minimiser(M, r, np.zeros(40), np.full(40, np.inf), start)
+        np.testing.assert_allclose(z, finished, rtol=0.0, atol=1e-13 * np.abs(finished).max())
+        assert v == pytest.approx(multiplier, rel=1e-12)
 
 
 def test_pivoting_gives_up_where_every_weight_is_wrong() -> None:
