@@ -89,10 +89,10 @@ def with_present(
     whose = np.full(len(client), -1)
     whose[stay], whose[free] = client[stay], here[chosen]
     products = kept.products.numpy().copy()
-    with_rows = np.zeros((len(free), len(client)))
-    with_rows[:, : GA.shape[1]] = GA.take(chosen, 0)
-    with_rows[:, free] = GG.take(chosen, 0).take(chosen, 1)
-    products[free], products[:, free] = with_rows, with_rows.T
+    new = np.zeros((len(free), len(client)))
+    new[:, : GA.shape[1]] = GA.take(chosen, 0)
+    new[:, free] = GG.take(chosen, 0).take(chosen, 1)
+    products[free], products[:, free] = new, new.T
     now = Absentees(
         kept.gradient,
         updated(kept.rate, rates[chosen]),

@@ -88,7 +88,7 @@ def packed_digest(
     else:
         length = torch.linalg.vector_norm(theta, dtype=torch.float64)
     crossed: list[Tensor] = []
-    if rows is not None and len(rows):  # half of all that is done here, and no kernel of it fills a GPU
+    if plan.gramians and rows is not None and len(rows):  # half of all that is done here, and it does not fill a GPU
         with _beside(rows):
             crossed = [resident_cross_products(fields[name].flatten(1), rows).reshape(-1) for name in plan.gramians]
     columns = [
@@ -104,7 +104,10 @@ def packed_digest(
 
 @contextmanager
 def _beside(t: Tensor) -> Iterator[None]:
-    """Have a GPU do what is launched here side by side with what comes next, until its second stream is waited for."""
+    """Have a GPU do what is launched here side by side with what comes next.
+
+    Its second stream has to be waited for: a graph whose streams do not come together again cannot be captured.
+    """
     if not t.is_cuda:
         yield
         return

@@ -19,11 +19,6 @@ Layout = tuple[tuple[str, torch.Size], ...]
 OnDevice = Callable[[torch.device], Tensor]  # one host tensor on the device asked for
 
 
-def is_record(value: object) -> bool:
-    """Return whether the value is a NamedTuple."""
-    return isinstance(value, tuple) and hasattr(value, "_fields")
-
-
 def map_tensors(f: Callable[..., Tensor], record: T, *others: T) -> T:
     """Return the record whose every tensor is f of the tensors at that place; nested records are walked."""
     if not others:
@@ -154,7 +149,7 @@ def named_tensors(record: tuple[Any, ...], prefix: str = "") -> dict[str, Tensor
     """Return the record's tensors by dotted field name, ready for a file or a message."""
     found: dict[str, Tensor] = {}
     for name, value in zip(cast(Any, record)._fields, record, strict=True):
-        if is_record(value):
+        if isinstance(value, tuple):
             found.update(named_tensors(value, f"{prefix}{name}."))
         else:
             found[prefix + name] = value

@@ -140,7 +140,7 @@ class Pivoted(NamedTuple):
 
 
 def _pivoted(M: FloatArray, r: FloatArray) -> Pivoted | None:
-    """Return z >= 0 with M z >= r, equal where z > 0: the weights sought but for a factor; None if that is not found.
+    """Return z >= 0 with M z >= r, equal where z > 0, and whether that is to round-off; None if none is found.
 
     All entries that are wrong change sides at once (Judice & Pires 1994, "block principal pivoting"), three times as a
     rule where NNLS takes them one by one. It gives up where fewer are not wrong soon, or where M is not positive.

@@ -201,7 +201,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         notes["bytes_up"] += algorithm.uplink_bits(answers.updates) * n_answers // 8 if n_answers else 0
         notes["bytes_down"] += message_bits(sent) * asked.shape[0] // 8
         notes["passes"] += algorithm.passes(sent) * n_answers
-        digest = answers.arrived() if answers.arrived is not None else None  # a GPU is waited for here, and only here
+        digest = answers.arrived() if answers.arrived is not None else None  # here a GPU is waited for
         found = screened(setup, state, answers, digest, notes) if n_answers else NOBODY
         went_back = found.kept.shape[0] < needed
         if went_back:

@@ -20,7 +20,7 @@ Forward = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
 
 class Judged(NamedTuple):
-    """What an evaluation found, per client, in float64: where the examples are, so that no GPU is waited for."""
+    """What an evaluation found, per client, in float64, where the examples are: a GPU can go on meanwhile."""
 
     loss: Tensor  # [K] mean loss
     score: Tensor | None  # [K] the problem's score

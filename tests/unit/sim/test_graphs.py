@@ -174,6 +174,23 @@ def test_on_a_gpu_the_bits_are_those_of_vmap(algorithm: AnyAlgorithm, participat
     assert torch.equal(runs[0].theta, runs[1].theta)
 
 
+@needs_gpu
+@pytest.mark.parametrize("algorithm", [DQNFed(metric="lbfgs"), DQNFed(metric="identity"), DQNFed(step="line-search")])
+def test_on_a_gpu_every_phase_is_captured(algorithm: AnyAlgorithm, caplog: pytest.LogCaptureFixture) -> None:
+    """Phases whose digest compares nothing with the rows of absent clients too: a fallback would be slow and silent."""
+    case = consistent_quadratics(4, 6)
+    with caplog.at_level("INFO", logger="dqnfed"):
+        run(
+            algorithm,
+            case.problem.to("cuda"),
+            case.federation.to("cuda"),
+            rounds=8,
+            participation=0.5,
+            cohort=graphed(),
+        )
+    assert not [record for record in caplog.messages if "no CUDA graph" in record]
+
+
 @pytest.mark.parametrize("algorithm", [DQNFed(metric="identity"), MGDA(lr=0.01)], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize(("dtype", "longest"), [(torch.float32, 1e25), (torch.float64, 1e200)])
 def test_an_answer_too_long_to_be_squared_is_cut_all_the_same(
