@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -102,6 +103,13 @@ def overheads(clock: Callable[[], float]) -> dict[str, float]:
         }
 
 
+def keep(found: dict[str, Any], path: Path | None) -> None:
+    """Write what is known so far, if it is wanted."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,6 +124,7 @@ def main() -> None:
     out = sys.stdout.write
     for name, seconds in found["overhead"].items():
         out(f"engine alone, {name}: {1e3 * seconds:.2f} ms\n")
+    keep(found, options.json)
     for curve in [] if options.overhead_only else options.curves:
         sizes = CURVES[curve]
         times = [shortest(case(curve, size), options.rounds, clock) for size in sizes]
@@ -126,9 +135,7 @@ def main() -> None:
         out(f"{curve:10s} " + "  ".join(f"{s:g}: {1e3 * t:.2f} ms" for s, t in zip(sizes, times, strict=True)))
         out("   exponents " + " ".join(f"{e:.2f}" for e in exponents) + "\n")
         sys.stdout.flush()
-        if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(found, indent=1))
+        keep(found, options.json)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def metric_step(G: torch.Tensor, d: torch.Tensor, pairs: Pairs) -> torch.Tensor:
     GG, GP, PP = memory_products(G, pairs)
     inverse = compact_inverse(PP, int(pairs.n_pairs))
     weights = at_least_weights(metric_gramian(GG, GP, inverse), d.numpy()).weights
-    return metric_combination(weights, G, GP, pairs, inverse)
+    return metric_combination(weights, G, GP.T @ weights, pairs, inverse)
 
 
 def main() -> None:
