@@ -246,7 +246,7 @@ def test_the_cone_problem_survives_a_failed_start(n: int, failing: list[str], mo
 
 def test_pivoting_ends_at_the_weights_or_says_that_it_does_not() -> None:
     """z >= 0, M z >= r, equal where z > 0, for rows of every kind of conflict; it ends for most of them."""
-    n_ended, n_exact = 0, 0
+    n_ended = 0
     for seed in range(30):
         M = unit_gramian(sampled_gramian(40, 30 + seed, seed)).matrix + 1e-6 * np.eye(40)
         r = np.random.default_rng(seed).uniform(-0.2, 1.0, size=40)
@@ -254,28 +254,30 @@ def test_pivoting_ends_at_the_weights_or_says_that_it_does_not() -> None:
         if found is None:
             continue
         z = found.weights
-        n_ended, n_exact = n_ended + 1, n_exact + found.is_exact
+        n_ended += 1
         assert (z >= 0.0).all()
         assert (M @ z - r >= -1e-9 * np.abs(M) @ z).all()
         assert np.abs(z * (M @ z - r)).max() <= 1e-9 * z.max() * (np.abs(M) @ z).max()
         np.testing.assert_allclose(z / (r @ z), cone_weights(M, r)[0], atol=1e-9)
     assert n_ended >= 25
-    assert n_exact >= 20
 
 
 def test_what_pivoting_calls_exact_needs_no_finish() -> None:
     """The active-set method, started there, has nothing to do: the same weights and the same multiplier."""
+    n_exact = 0
     for seed in range(30):
         M = unit_gramian(sampled_gramian(40, 30 + seed, seed)).matrix + 1e-6 * np.eye(40)
         r = np.random.default_rng(seed).uniform(-0.2, 1.0, size=40)
         found = _pivoted(M, r)
         if found is None or not found.is_exact:
             continue
+        n_exact += 1
         z, v = cone_weights(M, r)
         start = found.weights / (r @ found.weights)
         finished, multiplier = _sliced_box_minimiser(M, r, np.zeros(40), np.full(40, np.inf), start)
         np.testing.assert_allclose(z, finished, rtol=0.0, atol=1e-13 * np.abs(finished).max())
         assert v == pytest.approx(multiplier, rel=1e-12)
+    assert n_exact >= 20
 
 
 def test_pivoting_gives_up_where_every_weight_is_wrong() -> None:
