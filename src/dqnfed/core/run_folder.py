@@ -11,6 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +46,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._open: dict[str, FileIO] = {}  # what lines are added to: to open a file takes longer than to write a line
 
     def begin(
         self,
@@ -54,6 +56,7 @@ class RunFolder:
         columns: Sequence[str],
     ) -> None:
         """Write what is known before the first round; whatever an earlier run left here is gone first."""
+        self.close()
         with clear_disk_errors(self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
             for left_over in ("checkpoint/checkpoint.json", "summary.json", "model.safetensors"):
@@ -73,10 +76,21 @@ class RunFolder:
                 table = io.StringIO()
                 values = [["" if v is None else v for v in row] for row in rows]
                 csv.writer(table, lineterminator="\n").writerows(values)
-                with (self.path / "clients.csv").open("a") as file:
-                    file.write(table.getvalue())
-            with (self.path / "metrics.jsonl").open("a") as file:
-                file.write(json_line(record))
+                self._add("clients.csv", table.getvalue())
+            self._add("metrics.jsonl", json_line(record))
+
+    def _add(self, name: str, text: str) -> None:
+        file = self._open.get(name)
+        if file is None:
+            file = self._open[name] = FileIO(self.path / name, "a")
+        left = memoryview(text.encode())
+        while left:  # a disk that is nearly full takes a part, and says what is wrong at the next
+            left = left[file.write(left) :]
+
+    def close(self) -> None:
+        """Close what lines were added to; the next line opens it again."""
+        while self._open:
+            self._open.popitem()[1].close()
 
     def settle(self) -> None:
         """Return when every line is on the disk itself: a checkpoint must never know more than the lines before it."""
@@ -87,6 +101,7 @@ class RunFolder:
 
     def cut_back(self, n_rounds: int) -> None:
         """Go back to the first rounds: forget later lines, any half-written one, and that the run had ended."""
+        self.close()
         with clear_disk_errors(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)
             for name, first in (("metrics.jsonl", 0), ("clients.csv", 1)):
@@ -97,6 +112,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary: its presence says that the run is over."""
+        self.close()
         with clear_disk_errors(self.path):
             write_atomically(self.path / "summary.json", json_text(summary))
 

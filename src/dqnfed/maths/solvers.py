@@ -142,22 +142,21 @@ class Pivoted(NamedTuple):
 def _pivoted(M: FloatArray, r: FloatArray) -> Pivoted | None:
     """Return z >= 0 with M z >= r, equal where z > 0, and whether that is to round-off; None if none is found.
 
-    All entries that are wrong change sides at once (Judice & Pires 1994, "block principal pivoting"), three times as a
-    rule where NNLS takes them one by one. It gives up where fewer are not wrong soon, or where M is not positive.
+    All entries that are wrong change sides at once (Judice & Pires 1994, "block principal pivoting"), a few times as a
+    rule; where fewer are not wrong soon, only the last of them does, until fewer are (Murty 1974: this cannot cycle).
+    It gives up where M is not positive.
     """
     from scipy.linalg import lapack
 
     free, n_wrong, n_tries = r > 0.0, len(r) + 1, 3
-    while True:
+    for _ in range(10 * len(r) + 10):
         places = free.nonzero()[0]
-        if not len(places):
-            return None
-        held = M.take(places, 0).take(places, 1).T  # symmetric: as LAPACK wants it, without one more copy
-        _, solution, failed = lapack.dposv(held, r[places], overwrite_a=True)
-        if failed:
-            return None
         z = np.zeros(len(r))
-        z[places] = solution
+        held = M.take(places, 0).take(places, 1).T  # symmetric: as LAPACK wants it, without one more copy
+        if len(places):
+            _, z[places], failed = lapack.dposv(held, r[places], overwrite_a=True)
+            if failed:
+                return None
         excess = M @ z - r
         wrong = np.where(free, z < 0.0, excess < -1e-12)
         n_now = int(np.count_nonzero(wrong))
@@ -165,9 +164,11 @@ def _pivoted(M: FloatArray, r: FloatArray) -> Pivoted | None:
             excess[places] = -np.abs(excess[places])
             return Pivoted(z, bool((excess >= -_ROUND_OFF * (np.abs(M) @ z + np.abs(r))).all()))
         n_tries = 3 if n_now < n_wrong else n_tries - 1
-        if n_tries == 0:
-            return None
-        n_wrong, free = min(n_now, n_wrong), free ^ wrong
+        n_wrong = min(n_now, n_wrong)
+        if n_tries <= 0:
+            wrong[: wrong.nonzero()[0][-1]] = False
+        free = free ^ wrong
+    return None
 
 
 def _of_least_distance(M: FloatArray, r: FloatArray) -> FloatArray | None:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,8 +105,8 @@ def played(
         if resume:
             raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
         return _played(setup, settings, None, checkpoint_seconds, observers, resume)
-    with claimed(Path(out)):
-        return _played(setup, settings, RunFolder(Path(out)), checkpoint_seconds, observers, resume)
+    with claimed(Path(out)), closing(RunFolder(Path(out))) as folder:
+        return _played(setup, settings, folder, checkpoint_seconds, observers, resume)
 
 
 def _played(

@@ -35,10 +35,10 @@ class Captured(NamedTuple):
 
 
 class GraphedFunction:
-    """A function of tensors, captured once for each combination of shapes and then replayed.
+    """A function of tensors: called as it is with shapes that are new, captured when they come again, then replayed.
 
     The answer is that of the function itself. A function that cannot be captured (it asks the host for a value) or
-    whose shapes keep changing is called as it is.
+    whose shapes keep changing is always called as it is.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GraphedFunction:
         n_lying: int = 0,  # so many arguments, the last, are read where they lie, since that is seldom elsewhere
     ) -> None:
         self._function, self._n_fleeting, self._n_lying = function, n_fleeting, n_lying
-        self._graphs: dict[Key, Captured] = {}
+        self._graphs: dict[Key, Captured | None] = {}  # None: seen once, and much of what a run does is done once only
         self._gave_up = False
 
     def __call__(self, *given: Tensor) -> Sequence[Tensor]:
@@ -58,18 +58,21 @@ class GraphedFunction:
         n_copied = len(given) - self._n_lying
         key = (*((t.shape, t.dtype) for t in given), *(t.data_ptr() for t in given[n_copied:]))
         if key not in self._graphs:
-            if len(self._graphs) == MAX_GRAPHS:
-                self._gave_up = True
+            self._gave_up = len(self._graphs) == MAX_GRAPHS
+            if self._gave_up:
                 self._graphs.clear()
-                return self._function(*given)
+            else:
+                self._graphs[key] = None
+            return self._function(*given)
+        captured = self._graphs[key]
+        if captured is None:
             try:
-                self._graphs[key] = self._captured(given)
+                captured = self._graphs[key] = self._captured(given)
             except RuntimeError as error:
                 logger.info("no CUDA graph, since the step cannot be captured: %s", str(error).splitlines()[0])
                 self._gave_up = True
                 torch.cuda.synchronize()
                 return self._function(*given)
-        captured = self._graphs[key]
         for which, places in captured.places:
             if len(places) == 1:
                 places[0].copy_(given[which[0]])
@@ -84,14 +87,8 @@ class GraphedFunction:
     def _captured(self, given: Sequence[Tensor]) -> Captured:
         n_copied = len(given) - self._n_lying
         places = [*(t.clone() for t in given[:n_copied]), *given[n_copied:]]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # libraries choose their kernels and make their workspaces before the capture
-                self._function(*places)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with capturing(graph):
+        with capturing(graph):  # libraries chose their kernels when the function was called as it is
             answers = self._function(*places)
             kept = answers[: len(answers) - self._n_fleeting]
             bundles = [(which, bundled([kept[i] for i in which])) for which in alike(kept, key=_shape)]

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,19 @@ from dqnfed.core.run_folder import (
     write_atomically,
 )
 
+BEGUN: list[RunFolder] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed_again() -> Iterator[None]:
+    yield
+    while BEGUN:
+        BEGUN.pop().close()
+
 
 def begun(path: Path, n_rounds: int = 0) -> RunFolder:
     folder = RunFolder(path)
+    BEGUN.append(folder)
     folder.begin({"name": "test", "run": {"seed": 3}}, [{"client": 0}], {"python": "3"}, CLIENT_COLUMNS)
     for round in range(n_rounds):
         rows = [(round, c, 10, 0.5, None, 0.1 + 0.2 * c) for c in range(3)]
@@ -205,6 +217,18 @@ def test_a_full_disk_says_what_is_safe_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No space left.*checkpoint in it is intact.*`dqnfed resume") as caught:
         folder.append({"round": 0}, [])
     assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_line_that_the_disk_takes_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Grudging(FileIO):
+        def write(self, text: Any) -> int:
+            return super().write(text[:5])
+
+    folder = begun(tmp_path)
+    monkeypatch.setattr("dqnfed.core.run_folder.FileIO", Grudging)
+    folder.append({"round": 0, "loss": 1 / 3}, [(0, 0, 10, 0.5, None, 0.1)])
+    assert folder.metrics() == [{"round": 0, "loss": 1 / 3}]
+    assert folder.client_table()[1] == [(0, 0, 10, 0.5, None, 0.1)]
 
 
 def test_other_errors_pass_through(tmp_path: Path) -> None:

@@ -280,18 +280,31 @@ def test_what_pivoting_calls_exact_needs_no_finish() -> None:
     assert n_exact >= 20
 
 
-def test_pivoting_gives_up_where_every_weight_is_wrong() -> None:
-    """Rates far below zero can turn all that were free negative at once."""
+def test_pivoting_goes_on_where_every_weight_is_wrong() -> None:
+    """Rates far below zero can turn all that were free negative at once; then nobody is free for a moment."""
     across = [-0.9505056888241479, -0.7883429504049986, 0.9522228912973582, 0.9102223753917839, -0.9624265452369577]
     M = np.eye(4)
     M[np.triu_indices(4, 1)] = [*across, -0.9263995618464261]
     M = np.triu(M) + np.triu(M, 1).T
     r = np.array([0.001160702900123842, -2.0040076013290142, -1.6347676585199824, 1.0])
-    assert _pivoted(M, r) is None
     z, v = cone_weights(M, r)
     assert (z >= 0.0).all()
     assert r @ z == pytest.approx(1.0)
     assert v == pytest.approx(z @ M @ z, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", [2821, 3044, 3370, 3799, 12590, 12758])
+def test_pivoting_ends_where_changing_all_at_once_would_cycle(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    G = rng.normal(size=(4, 4)).round(1)
+    M = unit_gramian(G @ G.T).matrix
+    r = rng.uniform(-1, 1, 4).round(2)
+    found = _pivoted(M, r)
+    assert found is not None
+    excess = M @ found.weights - r
+    assert (found.weights >= 0.0).all()
+    assert (excess >= -1e-12).all()
+    np.testing.assert_allclose(excess[found.weights > 0.0], 0.0, atol=1e-12)
 
 
 def test_a_factor_multiplies_back_to_its_gramian() -> None:
