@@ -16,6 +16,19 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+class Visit(NamedTuple):
+    """Who was here last, while the numbers about the rows are still those of the time before."""
+
+    row: Tensor  # [k]         where their gradients lie
+    client: Tensor  # [k]
+    rate: Tensor  # [k]
+    curvature: Tensor  # [k]
+    products: Tensor  # [k, R] of their gradients with the rows, which they are among
+    asked: Tensor  # []        the round
+    stays: Tensor  # []        how many rounds others are kept for, counted from their own visit
+    room: Tensor  # []         how many of the others are kept
+
+
 class Absentees(NamedTuple):
     """The gradients of the clients who were asked last, a row for each of them; rows that do not count are free.
 
@@ -29,6 +42,7 @@ class Absentees(NamedTuple):
     client: Tensor  # [R]      -1: the row does not count
     asked: Tensor  # [R]       the round of the visit
     products: Tensor  # [R, R] of the rows with each other, where both count
+    visit: Visit
 
 
 PATIENCE = 4  # with clients drawn at random, one in fifty stays away for longer by chance
@@ -36,10 +50,16 @@ PATIENCE = 4  # with clients drawn at random, one in fifty stays away for longer
 
 def nobody(theta: Tensor) -> Absentees:
     """Return no rows; those to come lie with theta, the numbers about them on the host."""
-    numbers = torch.zeros(0, dtype=torch.float64)
-    nowhere = torch.zeros(0, dtype=torch.int64)
+    numbers, nowhere = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
     rows = theta.new_zeros(0, len(theta))
-    return Absentees(rows, numbers, numbers.clone(), nowhere, nowhere.clone(), numbers.new_zeros(0, 0))
+    return Absentees(rows, numbers, numbers.clone(), nowhere, nowhere.clone(), numbers.new_zeros(0, 0), no_visit())
+
+
+def no_visit() -> Visit:
+    """Return a visit of nobody."""
+    numbers, nowhere = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+    products, number = numbers.new_zeros(0, 0), nowhere.new_zeros(())
+    return Visit(nowhere, nowhere.clone(), numbers, numbers.clone(), products, number, number.clone(), number.clone())
 
 
 def rows_of_absent(kept: Absentees, cohort: Cohort) -> IntArray:
@@ -58,52 +78,76 @@ def with_present(
     curvature: FloatArray,
     GG: FloatArray,
     GA: FloatArray,
-    absent: IntArray,
     *,
     most: int,
 ) -> tuple[Absentees, IntArray]:
     """Return what is kept after a round, and the rows of those who were here, in order; -1: not kept.
 
     They are kept, and before them those who were asked last, `most` in all. GG [K, K] and GA [K, R] are the products of
-    the new gradients with each other and with the rows so far, `absent` the rows of those who are not here. A client
-    that has missed four times as many rounds as it takes to ask everybody is forgotten: what it said must not bind the
-    steps for ever if it has left, or has nothing more to learn, so that its answers of no length are not used.
+    the new gradients with each other and with the rows so far. A client that has missed four times as many rounds as it
+    takes to ask everybody is forgotten: what it said must not bind the steps for ever if it has left, or has nothing
+    more to learn, so that its answers of no length are not used. The numbers about the rows wait for `settled`: the
+    model can go out before.
     """
     here, K = cohort.clients.numpy(), cohort.clients.shape[0]
     kept = kept if kept.client.shape[0] >= most + min(K, most) else _with_rows(kept, most + min(K, most))
-    client, asked = kept.client.numpy(), kept.asked.numpy()
-    stay = absent[cohort.round - asked[absent] < PATIENCE * -(-cohort.n_clients // K)]
-    chosen = np.arange(K)
-    if most <= K:
-        stay, chosen = stay[:0], np.sort(_shuffled(here, cohort.round)[K - most :])
-    elif len(stay) > most - K:
-        stay = stay[_shuffled(client[stay], asked[stay])[len(stay) - (most - K) :]]
-    free = np.flatnonzero(client < 0)[: len(chosen)]
-    _write(kept.gradient, free, G.detach(), chosen)
-
-    def updated(old: Tensor, new: NDArray[np.generic]) -> Tensor:
-        values = old.numpy().copy()
-        values[free] = new
-        return torch.from_numpy(values)
-
-    whose = np.full(len(client), -1)
-    whose[stay], whose[free] = client[stay], here[chosen]
-    products = kept.products.numpy().copy()
-    new = np.zeros((len(free), len(client)))
-    new[:, : GA.shape[1]] = GA.take(chosen, 0)
-    new[:, free] = GG.take(chosen, 0).take(chosen, 1)
-    products[free], products[:, free] = new, new.T
-    now = Absentees(
-        kept.gradient,
-        updated(kept.rate, rates[chosen]),
-        updated(kept.curvature, curvature[chosen]),
-        torch.from_numpy(whose),
-        updated(kept.asked, np.full(len(free), cohort.round)),
-        torch.from_numpy(products),
+    if most < K:
+        chosen = np.sort(_shuffled(here, cohort.round)[K - most :])
+        here, rates, curvature, GG, GA = (
+            here[chosen],
+            rates[chosen],
+            curvature[chosen],
+            GG[chosen][:, chosen],
+            GA[chosen],
+        )
+        G = G.index_select(0, sent_to(G.device, torch.from_numpy(chosen)))
+    free = (kept.client.numpy() < 0).nonzero()[0][: len(here)]
+    kept.gradient.index_copy_(0, sent_to(kept.gradient.device, torch.from_numpy(free)), G.detach())
+    stays = PATIENCE * -(-cohort.n_clients // K)
+    products = np.zeros((len(free), kept.client.shape[0]))
+    products[:, : GA.shape[1]] = GA
+    products[:, free] = GG
+    visit = Visit(
+        *(torch.from_numpy(values) for values in (free, here, rates, curvature, products)),
+        *(torch.from_numpy(np.array(number)) for number in (cohort.round, stays, max(0, most - K))),
     )
+    if most >= K:
+        return kept._replace(visit=visit), free
     rows = np.full(K, -1)
     rows[chosen] = free
-    return now, rows
+    return kept._replace(visit=visit), rows
+
+
+def settled(kept: Absentees) -> Absentees:
+    """Return the same with the numbers about its rows as they are after the last visit."""
+    free, new = kept.visit.row.numpy(), kept.visit
+    if not len(free):
+        return kept
+    client, asked, when = kept.client.numpy(), kept.asked.numpy(), int(new.asked)
+    is_here = np.zeros(max(client.max(), new.client.numpy().max()) + 1, dtype=np.bool_)
+    is_here[new.client.numpy()] = True
+    stay = np.flatnonzero((client >= 0) & ~is_here[client] & (when - asked < int(new.stays)))
+    if len(stay) > int(new.room):
+        stay = stay[_shuffled(client[stay], asked[stay])[len(stay) - int(new.room) :]]
+
+    def updated(old: Tensor, values: NDArray[np.generic] | int) -> Tensor:
+        numbers = old.numpy().copy()
+        numbers[free] = values
+        return torch.from_numpy(numbers)
+
+    whose = np.full(len(client), -1)
+    whose[stay], whose[free] = client[stay], new.client.numpy()
+    products = kept.products.numpy().copy()
+    products[free], products[:, free] = new.products.numpy(), new.products.numpy().T
+    return Absentees(
+        kept.gradient,
+        updated(kept.rate, new.rate.numpy()),
+        updated(kept.curvature, new.curvature.numpy()),
+        torch.from_numpy(whose),
+        updated(kept.asked, when),
+        torch.from_numpy(products),
+        no_visit(),
+    )
 
 
 def bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
@@ -129,11 +173,5 @@ def _with_rows(kept: Absentees, n_rows: int) -> Absentees:
         at_the_end(kept.client, (0, more), value=-1),
         at_the_end(kept.asked, (0, more)),
         at_the_end(kept.products, (0, more, 0, more)),
+        kept.visit,
     )
-
-
-def _write(rows: Tensor, places: IntArray, G: Tensor, chosen: IntArray) -> None:
-    """Write the chosen rows of G to these places."""
-    if len(chosen) < G.shape[0]:
-        G = G.index_select(0, sent_to(G.device, torch.from_numpy(chosen)))
-    rows.index_copy_(0, sent_to(rows.device, torch.from_numpy(places)), G)

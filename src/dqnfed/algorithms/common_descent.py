@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.algorithms.absentees import bordered, nobody, rows_of_absent, with_present
+from dqnfed.algorithms.absentees import bordered, nobody, rows_of_absent, settled, with_present
 from dqnfed.algorithms.common_descent_length import PROBING, DescentLength, step_norms, with_search
 from dqnfed.algorithms.common_descent_messages import (
     DescentMemory,
@@ -46,7 +46,7 @@ from dqnfed.algorithms.testimony import (
     without,
 )
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
-from dqnfed.core.digest import Digest, field_gramian, field_numbers, field_products
+from dqnfed.core.digest import Digest, announced, field_gramian, field_numbers, field_products
 from dqnfed.core.gradients import gradients_and_values, loss_gradient, loss_gradient_and_value
 from dqnfed.core.local_work import local_sgd
 from dqnfed.core.problem import Problem, Task
@@ -169,6 +169,9 @@ class CommonDescent(DescentLength):
     def compared_with(self, server: DescentServer) -> Tensor:
         return server.absentees.gradient
 
+    def tidied(self, server: DescentServer) -> DescentServer:
+        return server._replace(absentees=settled(server.absentees))
+
     def can_begin(self, sent: Any) -> bool:
         return self.local == "gradient" and not self.keeps_model and isinstance(sent, First | Models)
 
@@ -196,6 +199,8 @@ class CommonDescent(DescentLength):
         knows_before = len(memory.gradient) > 0  # kept by the client, or its beginning
         asked = (sent.theta, sent.theta_before) if isinstance(sent, Models) and not knows_before else (sent.theta,)
         (gradient, loss), *earlier = gradients_and_values(problem, asked, task)
+        if self.gramian_of:
+            gradient = announced(gradient)
         here, change = Here(sent.theta, gradient, loss), gradient.new_zeros(0)
         if isinstance(sent, First):
             rate, kept = self.rate(problem, task, *here), memory
@@ -209,7 +214,7 @@ class CommonDescent(DescentLength):
                 was_here = memory.n_visits > 0  # a newcomer has no model before: its pair is zero and is skipped
                 s = torch.where(was_here, sent.theta - memory.theta, 0.0)
                 y = torch.where(was_here, gradient - memory.gradient, 0.0)
-            pair = secant(s, y)
+            pair = secant(s, y, is_shared=isinstance(sent, Models))
             curvature = pair.curvature
             rate, kept = self.learnt_rate(problem, task, here, memory, pair)
         if self.cap:
@@ -245,9 +250,10 @@ class CommonDescent(DescentLength):
         curvature = field_numbers(updates.curvature, cohort.digest, "curvature") if self.seeks_length else rates * nan
         absent, absent_rows, places = server.absentees, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if self.absentees:
+            absent = settled(absent)
             absent_rows = rows_of_absent(absent, cohort)
             GA = field_products(G, absent.gradient, cohort.digest, "gradient")
-            now, places = with_present(absent, cohort, G, rates, curvature, GG, GA, absent_rows, most=self.absentees)
+            now, places = with_present(absent, cohort, G, rates, curvature, GG, GA, most=self.absentees)
             server = server._replace(absentees=now)
             of_absent = absent.products.numpy().take(absent_rows, 0).take(absent_rows, 1)
             GG = bordered(GG, GA.take(absent_rows, 1), of_absent)

@@ -100,7 +100,7 @@ class DescentLength(DescentSettings):
         return server._replace(
             theta=server.theta.sub(sought.direction, alpha=alpha),
             theta_before=server.theta,
-            step_norm=torch.tensor(norm, dtype=torch.float64),
+            step_norm=torch.from_numpy(np.array(norm)),  # in a third of the time that torch.tensor takes
             n_steps=server.n_steps + 1,
             gradient_before=sought.gradient if server.gradient_before.numel() else server.gradient_before,
             answered_before=sought.members,

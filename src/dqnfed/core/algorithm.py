@@ -162,6 +162,13 @@ class Algorithm(ABC, Generic[S, M, U]):
         """Return the rows [R, n] whose products with that field the server begins with too; None: none."""
         return None
 
+    def tidied(self, server: S) -> S:
+        """Return the same server with done what it put off; called when its message is out and the clients are at work.
+
+        It may not be called: what a step needs, it does itself.
+        """
+        return server
+
     def can_begin(self, sent: Any) -> bool:
         """Whether clients of the next round can begin with this round's message, before the server has answered it."""
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -74,32 +75,97 @@ def digest_plan(updates: tuple[Any, ...], optional: tuple[str, ...], gramian_of:
     )
 
 
+class Products:
+    """The products that a digest needs of the field with a Gramian: taken as soon as the clients have it.
+
+    They are half of all that comes after the gradients, and do not fill a GPU. So they run beside the rest.
+    """
+
+    def __init__(self, rows: Tensor | None) -> None:
+        self._rows = rows if rows is not None and len(rows) else None
+        self.found: list[Tensor] = []
+
+    def take(self, field: Tensor) -> None:
+        """Begin with the products of these stacked answers [K, ...], unless that was done."""
+        if self.found:
+            return
+        with _beside(field):
+            crossed = [] if self._rows is None else [resident_cross_products(field.flatten(1), self._rows)]
+            self.found = [t.reshape(-1) for t in (resident_gramian(field.flatten(1)), *crossed)]
+
+    def arrived(self) -> list[Tensor]:
+        """Return them, the Gramian first, after waiting for them on the GPU."""
+        if self.found and self.found[0].is_cuda:
+            torch.cuda.current_stream(self.found[0].device).wait_stream(_second_stream(self.found[0].device))
+        return self.found
+
+
+_listening: ContextVar[Products | None] = ContextVar("products", default=None)
+
+
+@contextmanager
+def early_products(rows: Tensor | None) -> Iterator[Products]:
+    """Have `announced` begin with products for a digest that compares with these rows."""
+    products = Products(rows)
+    token = _listening.set(products)
+    try:
+        yield products
+    finally:
+        _listening.reset(token)
+
+
+def announced(field: Tensor) -> Tensor:
+    """Return a client's field with a Gramian as it is; where all clients are computed together, its products begin."""
+    if _listening.get() is None:
+        return field
+    found: Tensor = _Announced.apply(field)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Announced(torch.autograd.Function):
+    """Does nothing, but under vmap it sees all clients; nothing is differentiated through it."""
+
+    @staticmethod
+    def forward(field: Tensor) -> Tensor:
+        return field
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], field: Tensor) -> tuple[Tensor, int | None]:
+        products, dim = _listening.get(), in_dims[0]
+        if products is not None and dim is not None:
+            products.take(field.movedim(dim, 0))
+        return field, dim
+
+
 def packed_digest(
-    plan: DigestPlan, updates: tuple[Any, ...], theta: Tensor | None, rows: Tensor | None = None
+    plan: DigestPlan,
+    updates: tuple[Any, ...],
+    theta: Tensor | None,
+    rows: Tensor | None = None,
+    products: Products | None = None,
 ) -> Tensor:
     """Return the digest as one float64 vector, where the answers are; a GPU is not waited for, so a graph may hold it.
 
     Norms are in the precision of their field, as `screen` takes them, and the products as `gramian` does; of these the
-    diagonal holds the squared norms.
+    diagonal holds the squared norms. `products` may have been begun with before.
     """
     fields = named_tensors(updates)
+    products = products or Products(rows)
+    for name in plan.gramians:
+        products.take(fields[name])
     if theta is None:
         length = next(iter(fields.values())).new_full((), torch.nan, dtype=torch.float64)
     else:
         length = torch.linalg.vector_norm(theta, dtype=torch.float64)
-    crossed: list[Tensor] = []
-    if plan.gramians and rows is not None and len(rows):  # half of all that is done here, and it does not fill a GPU
-        with _beside(rows):
-            crossed = [resident_cross_products(fields[name].flatten(1), rows).reshape(-1) for name in plan.gramians]
     columns = [
         *(fields[name] for name in plan.numbers),
         *(torch.linalg.vector_norm(fields[name].flatten(1), dim=1) for name in plan.vectors),
     ]
-    products = [resident_gramian(fields[name].flatten(1)).reshape(-1) for name in plan.gramians]
-    if crossed and crossed[0].is_cuda:
-        torch.cuda.current_stream(crossed[0].device).wait_stream(_second_stream(crossed[0].device))
     joined = [torch.cat(columns).double()] if columns else []  # converted together: on a GPU every call counts
-    return torch.cat([length.reshape(1), *joined, *products, *crossed])
+    return torch.cat([length.reshape(1), *joined, *products.arrived()])
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from dqnfed.models import build
 from dqnfed.sim.automatic import automatic
 from dqnfed.sim.cohort import CohortRunner, looped, vectorised
 from dqnfed.sim.engine import run
+from dqnfed.sim.features import with_features
 from dqnfed.sim.state import Evaluation
 from dqnfed.sim.streams import streams
 from dqnfed.sim.threads import threads
@@ -69,7 +70,8 @@ def build_experiment(config: Config) -> Experiment:
     problem = in_precision(problem.to(device), config.run.precision)
     if config.run.compile:
         problem = compiled(problem, config.run.cohort)
-    return Experiment(config, algorithm, problem, federation.to(device), kind, own, truth)
+    problem, federation = with_features(problem, federation.to(device))
+    return Experiment(config, algorithm, problem, federation, kind, own, truth)
 
 
 def method_named(name: str) -> type[AnyAlgorithm]:

@@ -19,7 +19,7 @@ from dqnfed.core.screening import Policy
 from dqnfed.flower.client import Client, client_app, client_number
 from dqnfed.flower.privacy import Privacy
 from dqnfed.flower.strategy import Strategy
-from dqnfed.sim.engine import Observer
+from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Evaluation
 
 SERVER_NODE = 1

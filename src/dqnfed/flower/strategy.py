@@ -43,8 +43,9 @@ from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster
 from dqnfed.sim.clients import Answers, Judgement, LocalClients
 from dqnfed.sim.cohort import vectorised
-from dqnfed.sim.engine import Observer, cohort_size, plain_config, played
+from dqnfed.sim.engine import cohort_size, plain_config, played
 from dqnfed.sim.feed import Feed
+from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Evaluation, Setup, State
 
 logger = logging.getLogger("dqnfed")

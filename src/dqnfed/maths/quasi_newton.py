@@ -4,7 +4,7 @@ s is a move of theta and y the change of one gradient along it, both on the same
 one client and vectorise with `torch.func.vmap`: no branch looks at a value.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,32 @@ class MemoryProducts(NamedTuple):
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Return a'b. Vectorised over clients on a GPU, a product of vectors would use one of its processors a client."""
     return (a * b).sum() if a.is_cuda else a @ b
+
+
+def shared_dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return a'b; vectorised over clients on a GPU, where a is the same for all, it takes one pass over their b."""
+    if not b.is_cuda:
+        return a @ b
+    found: Tensor = _SharedDot.apply(a, b)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _SharedDot(torch.autograd.Function):
+    """A product of vectors which vmap makes one of a matrix and a vector; nothing is differentiated through it."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], a: Tensor, b: Tensor) -> tuple[Tensor, int]:
+        if in_dims == (None, 0):
+            return torch.mv(b, a), 0
+        a, b = (t if dim is None else t.movedim(dim, 0) for t, dim in zip((a, b), in_dims, strict=True))
+        return (a * b).sum(-1), 0
 
 
 def is_curved(s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
@@ -171,6 +197,11 @@ class Secant(NamedTuple):
     y: Tensor  # [n]
     ss: Tensor  # []
     sy: Tensor  # []
+    is_shared: bool = False  # all clients that are computed together made this move
+
+    def along(self, v: Tensor) -> Tensor:
+        """Return s'v."""
+        return shared_dot(self.s, v) if self.is_shared else dot(self.s, v)
 
     @property
     def curvature(self) -> Tensor:
@@ -178,9 +209,9 @@ class Secant(NamedTuple):
         return self.sy / self.ss
 
 
-def secant(s: Tensor, y: Tensor) -> Secant:
+def secant(s: Tensor, y: Tensor, *, is_shared: bool = False) -> Secant:
     """Return the pair with its products along the move."""
-    return Secant(s, y, _square(s), dot(s, y))
+    return Secant(s, y, _square(s), shared_dot(s, y) if is_shared else dot(s, y), is_shared)
 
 
 def one_pair_rate(pair: Secant, g: Tensor, gam: Tensor, *, threshold: float = 0.1) -> OnePairRate:
@@ -192,8 +223,8 @@ def one_pair_rate(pair: Secant, g: Tensor, gam: Tensor, *, threshold: float = 0.
     On a GPU every operation here is a launch for a handful of numbers, so there are as few as can be. Nothing keeps
     the unused branch finite, since no derivative is taken of it; comparisons with NaN are false.
     """
-    s, y, ss, sy = pair
-    yy, gg, sg, yg = _square(y), _square(g), dot(s, g), dot(y, g)
+    _, y, ss, sy, _ = pair
+    yy, gg, sg, yg = _square(y), _square(g), pair.along(g), dot(y, g)
     inverse_scale = gam.reciprocal().nan_to_num(posinf=0.0)
     model = ss * inverse_scale
     reach = (1.0 - threshold) * model

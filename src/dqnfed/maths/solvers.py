@@ -31,7 +31,9 @@ def unit_gramian(M: FloatArray, *, dead: float = 0.0) -> UnitGramian:
     lengths = np.sqrt(np.maximum(M.diagonal(), 0.0))
     live = lengths > dead * lengths.max(initial=0.0)
     lengths = np.where(live, lengths, 1.0)
-    matrix = (M + M.T) / (2.0 * lengths[:, None]) / lengths
+    matrix = M + M.T
+    matrix /= 2.0 * lengths[:, None]
+    matrix /= lengths
     if not live.all():
         matrix = np.where(np.outer(live, live), matrix, 0.0)
     return UnitGramian(matrix, lengths, live)

@@ -14,7 +14,7 @@ from dqnfed.core.algorithm import Algorithm
 from dqnfed.core.digest import Digest
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import row
-from dqnfed.sim.cohort import DigestingRunner
+from dqnfed.sim.cohort import Begun, DigestingRunner
 from dqnfed.sim.evaluate import forward_of, judge, judge_personal
 from dqnfed.sim.feed import sampled_clients
 from dqnfed.sim.graphs import GraphedFunction
@@ -39,7 +39,7 @@ class Beginning(NamedTuple):
 
     round: int
     sent: Any  # the message of the round before, which they began with
-    found: Tensor  # [K, m]
+    begun: Begun
 
 
 class Judgement(NamedTuple):
@@ -94,11 +94,13 @@ class LocalClients:
         feed = setup.feed
         tasks = feed.indexed(clients, state.round)
         memory = _memories(setup, state, clients)
+        begun = None
         if phase == 0 and state.beginning is not None and state.beginning.round == state.round:
-            memory = setup.algorithm.begun(sent, memory, state.beginning.sent, state.beginning.found)
+            begun = state.beginning.begun
+            memory = setup.algorithm.begun(sent, memory, state.beginning.sent, begun.found)
         rows = setup.algorithm.compared_with(state.server)
         updates, kept, arrived = runner.digested(
-            setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up, rows
+            setup.algorithm, setup.problem, tasks, sent, memory, feed.looked_up, rows, begun
         )
         if phase == 0:  # before the GPU is waited for
             state.beginning = _begun(runner, setup, sent, state.round + 1, _look_ahead(setup, state))
@@ -137,7 +139,7 @@ class LocalClients:
         return {name: torch.cat(parts) for name, parts in scores.items()}
 
     def _forward(self, problem: Problem) -> GraphedFunction:
-        return self._forwards.setdefault(id(problem), GraphedFunction(forward_of(problem)))
+        return self._forwards.setdefault(id(problem), forward_of(problem))
 
 
 def _is_captured(setup: Setup, sent: Any) -> bool:

@@ -45,6 +45,13 @@ class Digested(NamedTuple):
 Lookup = Callable[[Task], Task]  # from tasks that name the rows of their examples to tasks that hold them
 
 
+class Begun(NamedTuple):
+    """What the clients of a round made of the message before it."""
+
+    found: Tensor  # [K, m]
+    tasks: Task  # theirs, with their examples
+
+
 @runtime_checkable
 class DigestingRunner(Protocol):
     """Makes a digest of the answers where they are, and sends it to the host while others go on."""
@@ -61,11 +68,15 @@ class DigestingRunner(Protocol):
         memory: Any,
         looked_up: Lookup,
         rows: Tensor | None = None,
+        begun: Begun | None = None,
     ) -> Digested:
-        """Return the answers to tasks whose examples have yet to be looked up; the digest compares them with rows."""
+        """Return the answers to tasks whose examples have yet to be looked up; the digest compares them with rows.
 
-    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
-        """Return what the clients of the next round make of this round's message, [K, m]."""
+        `begun` is what these clients began with, where they did; the memory may hold what they found.
+        """
+
+    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Begun:
+        """Return what the clients of the next round make of this round's message; it holds until the next call."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,19 +33,12 @@ from dqnfed.sim.heap import Heap, nothing_old_collected
 from dqnfed.sim.journal import Journal, described_clients
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
 from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.observers import Afterwards, Observer, told_of_failure
 from dqnfed.sim.state import Evaluation, Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
 NOBODY = Screened(torch.arange(0), torch.ones(0), [])
 MAX_PHASES = 200  # of one round; a method that asks for more has lost its way
-
-
-class Observer(Protocol):
-    """Anything that wants to follow a run: progress bars, trackers, live pages."""
-
-    def start(self, out: Path | None, config: Mapping[str, Any]) -> None: ...
-    def round(self, record: Mapping[str, Any]) -> None: ...
-    def end(self, summary: Mapping[str, Any]) -> None: ...
 
 
 def run(
@@ -132,36 +125,24 @@ def _played(
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
     heap, last_saved = Heap(), time.monotonic()
-    with interrupt_flag() as interrupted, told_of_failure(observers), nothing_old_collected():
+    told = Afterwards(journal, observers)
+    with interrupt_flag() as interrupted, told_of_failure(observers), nothing_old_collected(), closing(told):
         while state.round < setup.rounds and not state.stopped and not interrupted.is_set():
-            record, rows = play_round(setup, state)
-            journal.add(record, rows)
+            told.later(*play_round(setup, state, meanwhile=told.now))
+            if setup.digesting_runner is None:
+                told.now()
             heap.tidy()
-            for observer in observers:
-                observer.round(record)
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
+                told.now()
                 _save(folder, setup, state)
                 last_saved = time.monotonic()
+        told.now()
         if folder is not None:
             _save(folder, setup, state)
         result = finished(setup, state, journal, settings)
     for observer in observers:
         observer.end(result.summary)
     return result
-
-
-@contextmanager
-def told_of_failure(observers: Sequence[Observer]) -> Iterator[None]:
-    """Tell the observers that the run failed, if it does, so that they can close what they opened."""
-    try:
-        yield
-    except BaseException as error:
-        for observer in observers:
-            try:
-                observer.end({"status": "failed", "reason": str(error)})
-            except Exception:
-                logger.exception("an observer could not close after the run failed")
-        raise
 
 
 def cohort_size(participation: float, n_clients: int) -> int:
@@ -181,8 +162,13 @@ def fresh_state(setup: Setup) -> State:
     )
 
 
-def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
-    """Play one round: change the state, and return the round's record and its clients' rows."""
+def play_round(
+    setup: Setup, state: State, *, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[Record, list[ClientRow]]:
+    """Play one round: change the state, and return the round's record and its clients' rows.
+
+    `meanwhile` is called when the clients have been asked, before their answers are waited for.
+    """
     started = time.perf_counter()
     algorithm, federation = setup.algorithm, setup.federation
     sampled = sampled_clients(setup.seed, state.round, federation.n_clients, setup.cohort_size)
@@ -192,7 +178,7 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
 
     at_start, asked = state.server, clients
-    needed = max(1, min(setup.policy.min_replies, len(clients)))  # a method may ask fewer clients than were sampled
+    needed = max(1, min(setup.policy.min_replies, clients.shape[0]))  # a method may ask fewer clients than were sampled
     for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
         answers = setup.clients.answers(setup, state, asked, sent, phase)
@@ -201,6 +187,8 @@ def play_round(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
         notes["bytes_up"] += algorithm.uplink_bits(answers.updates) * n_answers // 8 if n_answers else 0
         notes["bytes_down"] += message_bits(sent) * asked.shape[0] // 8
         notes["passes"] += algorithm.passes(sent) * n_answers
+        state.server = algorithm.tidied(state.server)
+        meanwhile()
         digest = answers.arrived() if answers.arrived is not None else None  # here a GPU is waited for
         found = screened(setup, state, answers, digest, notes) if n_answers else NOBODY
         went_back = found.kept.shape[0] < needed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,11 +12,11 @@ from torch.func import vmap
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import ModuleModel, Problem
 from dqnfed.maths.transfer import sent_to
+from dqnfed.sim.graphs import GraphedFunction
 
 EXAMPLES_AT_ONCE = 8192  # bounds the activations of an evaluation on a GPU
 PADDED_AT_ONCE = 2**15  # of clients that are judged together, each padded to the largest
 EXAMPLES_IN_CACHE = 1024  # and on a processor, which is slower when they fall out of its cache
-Forward = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
 
 class Judged(NamedTuple):
@@ -32,14 +32,16 @@ class Judged(NamedTuple):
         return self.score
 
 
-def forward_of(problem: Problem) -> Forward:
+def forward_of(problem: Problem) -> GraphedFunction:
     """Return the function of (theta, inputs, targets) that gives the examples' losses and outputs."""
 
     def forward(theta: Tensor, inputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        outputs = problem.predict(theta, inputs)
-        return problem.losses(outputs, targets), outputs
+        size = EXAMPLES_AT_ONCE if inputs.is_cuda else EXAMPLES_IN_CACHE
+        outputs = [problem.predict(theta, part) for part in inputs.split(size)]
+        losses = [problem.losses(*given) for given in zip(outputs, targets.split(size), strict=True)]
+        return torch.cat(losses), torch.cat(outputs)
 
-    return forward
+    return GraphedFunction(forward)
 
 
 @torch.no_grad()
@@ -50,7 +52,7 @@ def judge(
     clients: Tensor,
     *,
     with_score: bool = True,
-    forward: Forward | None = None,  # `forward_of` the problem, or a faster form of it
+    forward: GraphedFunction | None = None,  # `forward_of` the problem, from an earlier time
 ) -> Judged:
     """Return the given clients' losses and scores at one shared model.
 
@@ -61,13 +63,9 @@ def judge(
     rows = None if everyone else sent_to(examples.inputs.device, examples.rows(clients))
     inputs = examples.inputs if rows is None else examples.inputs[rows]
     targets = examples.targets if rows is None else examples.targets[rows]
-    size = EXAMPLES_AT_ONCE if inputs.is_cuda else EXAMPLES_IN_CACHE
-    parts = zip(inputs.split(size), targets.split(size), strict=True)
-    found = [forward(theta, part, its_targets) for part, its_targets in parts]
-    losses = torch.cat([part for part, _ in found]).to(torch.float64)
-    outputs = torch.cat([part for _, part in found])
+    losses, outputs = forward(theta, inputs, targets, lying=(1, 2) if everyone else ())
     sizes = examples.sizes[clients]
-    means = segment_means(losses, sizes)
+    means = segment_means(losses.to(torch.float64), sizes)
     if problem.ridge:
         means = means + 0.5 * problem.ridge * theta.square().sum().double()
     if not with_score:

@@ -77,7 +77,12 @@ class Feed:
         return self._drawn[1]
 
     def looked_up(self, indexed: Task) -> Task:
-        """Return the tasks with the examples whose rows are given; what it reads stays where it is, as graphs need."""
+        """Return the tasks with the examples whose rows are given; what it reads stays where it is, as graphs need.
+
+        Tasks that have their examples keep them.
+        """
+        if indexed.targets.numel():
+            return indexed
         inputs, targets, _ = self._federation.train
         if self._common_size is not None:
             by_client = (len(self._sizes), self._common_size)

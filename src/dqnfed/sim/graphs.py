@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.digest import DigestPlan, digest_plan, packed_digest, unpacked_digest
+from dqnfed.core.digest import DigestPlan, digest_plan, early_products, packed_digest, unpacked_digest
 from dqnfed.core.graphed_sgd import capturing
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import Landing, map_tensors, n_rows, tensors
-from dqnfed.sim.cohort import Answers, Digested, Lookup, Vectorised
+from dqnfed.sim.cohort import Answers, Begun, Digested, Lookup, Vectorised
 
 logger = logging.getLogger("dqnfed")
 MAX_GRAPHS = 6  # of one function; shapes that keep changing are cheaper without graphs
@@ -46,33 +46,29 @@ class GraphedFunction:
         function: Callable[..., Sequence[Tensor]],
         *,
         n_fleeting: int = 0,  # so many answers, the last, are read before the next call and need not outlive it
-        n_lying: int = 0,  # so many arguments, the last, are read where they lie, since that is seldom elsewhere
+        awaited: Callable[[Tensor], object] | None = None,  # told of the last answer before the others are copied
     ) -> None:
-        self._function, self._n_fleeting, self._n_lying = function, n_fleeting, n_lying
-        self._graphs: dict[Key, Captured | None] = {}  # None: seen once, and much of what a run does is done once only
+        self._function, self._n_fleeting, self._awaited = function, n_fleeting, awaited
+        self._seen: set[Key] = set()  # much of what a run does is done once only, and is not worth a capture
+        self._graphs: dict[Key, Captured] = {}
         self._gave_up = False
 
-    def __call__(self, *given: Tensor) -> Sequence[Tensor]:
+    def __call__(self, *given: Tensor, lying: Sequence[int] = ()) -> Sequence[Tensor]:
+        """Return the function's answers; arguments at the places `lying` are read where they are, as they seldom move.
+
+        All others may be anywhere: they are copied to where the graph reads them.
+        """
         if self._gave_up or not given[0].is_cuda:
-            return self._function(*given)
-        n_copied = len(given) - self._n_lying
-        key = (*((t.shape, t.dtype) for t in given), *(t.data_ptr() for t in given[n_copied:]))
-        if key not in self._graphs:
-            self._gave_up = len(self._graphs) == MAX_GRAPHS
-            if self._gave_up:
-                self._graphs.clear()
-            else:
-                self._graphs[key] = None
-            return self._function(*given)
-        captured = self._graphs[key]
+            return self._as_it_is(given)
+        key = (*((t.shape, t.dtype) for t in given), *((i, given[i].data_ptr()) for i in lying))
+        captured = self._graphs.get(key)
         if captured is None:
-            try:
-                captured = self._graphs[key] = self._captured(given)
-            except RuntimeError as error:
-                logger.info("no CUDA graph, since the step cannot be captured: %s", str(error).splitlines()[0])
-                self._gave_up = True
-                torch.cuda.synchronize()
-                return self._function(*given)
+            if key not in self._seen:
+                self._seen.add(key)
+                return self._as_it_is(given)
+            captured = self._new_graph(key, given, lying)
+            if captured is None:
+                return self._as_it_is(given)
         for which, places in captured.places:
             if len(places) == 1:
                 places[0].copy_(given[which[0]])
@@ -80,13 +76,35 @@ class GraphedFunction:
                 torch._foreach_copy_(places, [given[i] for i in which])
         captured.graph.replay()
         found = dict(captured.as_they_are)
+        if self._awaited is not None:
+            self._awaited(found[max(found)])
         for which, bundle in captured.answers:
             found.update(zip(which, bundle.clone().unbind(), strict=True))  # a replay writes over the bundle
         return [found[i] for i in range(len(found))]
 
-    def _captured(self, given: Sequence[Tensor]) -> Captured:
-        n_copied = len(given) - self._n_lying
-        places = [*(t.clone() for t in given[:n_copied]), *given[n_copied:]]
+    def _as_it_is(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        answers = self._function(*given)
+        if self._awaited is not None:
+            self._awaited(answers[-1])
+        return answers
+
+    def _new_graph(self, key: Key, given: Sequence[Tensor], lying: Sequence[int]) -> Captured | None:
+        """Return the function captured for these arguments, or None, now and for ever, where that cannot be."""
+        try:
+            if len(self._graphs) < MAX_GRAPHS:
+                self._graphs[key] = self._captured(given, lying)
+                return self._graphs[key]
+        except RuntimeError as error:
+            logger.info("no CUDA graph, since the step cannot be captured: %s", str(error).splitlines()[0])
+            torch.cuda.synchronize()
+        self._gave_up = True
+        self._graphs.clear()
+        self._seen.clear()
+        return None
+
+    def _captured(self, given: Sequence[Tensor], lying: Sequence[int]) -> Captured:
+        places = [t if i in lying else t.clone() for i, t in enumerate(given)]
+        copied = [t.new_empty(0) if i in lying else t for i, t in enumerate(places)]
         graph = torch.cuda.CUDAGraph()
         with capturing(graph):  # libraries chose their kernels when the function was called as it is
             answers = self._function(*places)
@@ -94,7 +112,7 @@ class GraphedFunction:
             bundles = [(which, bundled([kept[i] for i in which])) for which in alike(kept, key=_shape)]
         return Captured(
             graph,
-            [(which, [places[i] for i in which]) for which in alike(places[:n_copied], key=_dtype)],
+            [(which, [places[i] for i in which]) for which in alike(copied, key=_dtype)],
             bundles,
             {i: answer for i, answer in enumerate(answers) if not answer.numel() or i >= len(kept)},
         )
@@ -137,25 +155,39 @@ class GraphedStep:
         self._asked = [_kind(record) for record in (tasks, sent, memory)]
         self._answered: list[Any] = []  # the kinds of update and memory, known after the first call
         self._plan, self._landing = DigestPlan((), (), ()), Landing()
-        self._function = GraphedFunction(self._step, n_fleeting=1, n_lying=1)
+        self._arrived: Callable[[], Tensor] = lambda: NO_ROWS
+        self._function = GraphedFunction(self._step, n_fleeting=1, awaited=self._send)
 
-    def __call__(self, tasks: Task, sent: Any, memory: Any, rows: Tensor | None = None) -> Digested:
+    def __call__(
+        self, tasks: Task, sent: Any, memory: Any, rows: Tensor | None = None, begun: Begun | None = None
+    ) -> Digested:
         compared = NO_ROWS if rows is None else rows
-        *found, packed = self._function(*tensors(tasks), *tensors(sent), *tensors(memory), compared)
-        values = iter(found)
+        still = {id(compared)}
+        if begun is not None:  # what a graph has written is where it was the time before
+            tasks, still = (
+                begun.tasks,
+                {id(t) for t in (compared, begun.found, begun.tasks.inputs, begun.tasks.targets)},
+            )
+        given = [*tensors(tasks), *tensors(sent), *tensors(memory), compared]
+        lying = [i for i, t in enumerate(given) if id(t) in still]
+        values = iter(self._function(*given, lying=lying))
         updates, kept = (map_tensors(lambda _: next(values), kind) for kind in self._answered)
-        plan, n_answers, arrived = self._plan, n_rows(updates), self._landing.sent(packed)
+        plan, n_answers, arrived = self._plan, n_rows(updates), self._arrived
         return Digested(updates, kept, lambda: unpacked_digest(plan, arrived().numpy(), n_answers, len(compared)))
+
+    def _send(self, packed: Tensor) -> None:
+        self._arrived = self._landing.sent(packed)
 
     def _step(self, *given: Tensor) -> Sequence[Tensor]:
         values, compared = iter(given[:-1]), given[-1]
         tasks, sent, memory = (map_tensors(lambda _: next(values), kind) for kind in self._asked)
         algorithm, problem = self._algorithm, self._problem
         tasks = self._looked_up(tasks)
-        updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, sent, own))(tasks, memory)
+        with early_products(compared) as products:
+            updates, kept = vmap(lambda task, own: algorithm.client_step(problem, task, sent, own))(tasks, memory)
         self._answered = [_kind(updates), _kind(kept)]
         self._plan = digest_plan(updates, algorithm.optional, algorithm.gramian_of)
-        packed = packed_digest(self._plan, updates, getattr(sent, "theta", None), compared)
+        packed = packed_digest(self._plan, updates, getattr(sent, "theta", None), products=products)
         return [*tensors(updates), *tensors(kept), packed]
 
 
@@ -165,16 +197,18 @@ class GraphedBeginning:
     def __init__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> None:
         self._algorithm, self._problem, self._looked_up = algorithm, problem, looked_up
         self._asked = [_kind(record) for record in (tasks, sent)]
-        self._function = GraphedFunction(self._step, n_fleeting=1)  # the step reads it, and then the next is begun
+        self._function = GraphedFunction(self._step, n_fleeting=3)  # the step reads them, and then the next is begun
 
-    def __call__(self, tasks: Task, sent: Any) -> Tensor:
-        return self._function(*tensors(tasks), *tensors(sent))[0]
+    def __call__(self, tasks: Task, sent: Any) -> Begun:
+        inputs, targets, found = self._function(*tensors(tasks), *tensors(sent))
+        return Begun(found, tasks._replace(inputs=inputs, targets=targets))
 
     def _step(self, *given: Tensor) -> Sequence[Tensor]:
         values = iter(given)
         tasks, sent = (map_tensors(lambda _: next(values), kind) for kind in self._asked)
         algorithm, problem = self._algorithm, self._problem
-        return [vmap(lambda task: algorithm.beginning(problem, task, sent))(self._looked_up(tasks))]
+        tasks = self._looked_up(tasks)
+        return [tasks.inputs, tasks.targets, vmap(lambda task: algorithm.beginning(problem, task, sent))(tasks)]
 
 
 class Graphed:
@@ -201,6 +235,7 @@ class Graphed:
         memory: Any,
         looked_up: Lookup,
         rows: Tensor | None = None,
+        begun: Begun | None = None,
     ) -> Digested:
         if not (tasks.mask.is_cuda and algorithm.vectorises_for(sent) and algorithm.captures):
             return Digested(*Vectorised()(algorithm, problem, looked_up(tasks), sent, memory), None)
@@ -211,9 +246,9 @@ class Graphed:
         key = (algorithm, id(problem), type(sent))
         if key not in self._steps:
             self._steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)
-        return self._steps[key](tasks, sent, memory, rows)
+        return self._steps[key](tasks, sent, memory, rows, begun)
 
-    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
+    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Begun:
         key = (algorithm, id(problem), type(sent))
         if key not in self._beginnings:
             self._beginnings[key] = GraphedBeginning(algorithm, problem, tasks, sent, looked_up)

@@ -139,9 +139,9 @@ class MemoryStore:
         """Put memories in the place of those in some of the rows."""
         if self._is_shared:
             self.rows, self._is_shared = map_tensors(Tensor.clone, self.rows), False
-        map_tensors(
-            lambda mine, new: mine.index_copy_(0, there(mine.device), new) if mine.numel() else mine, self.rows, memory
-        )
+        for mine, new in zip(tensors(self.rows), tensors(memory), strict=True):
+            if mine.numel():
+                mine.index_copy_(0, there(mine.device), new)
 
     def one(self, client: int, task: Task) -> Any:
         """Return one client's memory; a newcomer gets a fresh one, which is not yet stored."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.absentees import Absentees, nobody, rows_of_absent, with_present
+from dqnfed.algorithms.absentees import Absentees, nobody, rows_of_absent, settled, with_present
 from dqnfed.algorithms.common_descent_messages import DescentServer, DescentUpdate
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.core.algorithm import Cohort, Status
@@ -50,8 +50,8 @@ def remembered(
     crossed, squares = cross_products(G, kept.gradient).numpy(), (G @ G.T).numpy()
     numbers = np.ones(len(G))
     present = Cohort(torch.tensor(clients), torch.ones(len(clients)), n_clients, when)
-    absent = rows_of_absent(kept, present)
-    now, rows = with_present(kept, present, G, numbers, numbers, squares, crossed, absent, most=most)
+    now, rows = with_present(kept, present, G, numbers, numbers, squares, crossed, most=most)
+    now = settled(now)
     assert torch.equal(now.gradient[rows[rows >= 0]], G[rows >= 0])
     assert now.client[rows[rows >= 0]].tolist() == [c for c, r in zip(clients, rows, strict=True) if r >= 0]
     return now

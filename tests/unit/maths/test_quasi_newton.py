@@ -11,6 +11,7 @@ from dqnfed.maths.directions import at_least_weights, rate_matching_weights
 from dqnfed.maths.quasi_newton import (
     OnePairRate,
     Pairs,
+    _SharedDot,
     cauchy_rate,
     compact_inverse,
     damped,
@@ -377,6 +378,15 @@ def test_a_pair_that_is_no_number_is_skipped(gam: float, broken: float) -> None:
     assert found.scale == gam
     wanted = gam * g @ g if gam else torch.tensor(torch.nan, dtype=torch.float64)
     torch.testing.assert_close(found.rate, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("in_dims", [(None, 0), (0, 0), (0, None), (None, 1)])
+def test_products_with_a_shared_vector_vectorise(in_dims: tuple[int | None, int | None]) -> None:
+    a, b = gaussian_rows(4, N), gaussian_rows(4, N) + 1.0
+    given = [t[0] if dim is None else t.T if dim else t for t, dim in zip((a, b), in_dims, strict=True)]
+    found = vmap(_SharedDot.apply, in_dims=in_dims)(*given)
+    expected = vmap(torch.dot, in_dims=in_dims)(*given)
+    torch.testing.assert_close(found, expected)
 
 
 def test_one_pair_rates_vectorise() -> None:

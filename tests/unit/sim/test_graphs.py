@@ -17,7 +17,7 @@ from dqnfed.algorithms.mgda import MGDA
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.screening import Policy
-from dqnfed.sim.cohort import Answers, Digested, Lookup, vectorised
+from dqnfed.sim.cohort import Answers, Begun, Digested, Lookup, vectorised
 from dqnfed.sim.engine import run
 from dqnfed.sim.graphs import (
     LARGE,
@@ -78,14 +78,15 @@ class DigestsOnTheHost:
         memory: Any,
         looked_up: Lookup,
         rows: Tensor | None = None,
+        begun: Begun | None = None,
     ) -> Digested:
-        found = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)(tasks, sent, memory, rows)
+        found = GraphedStep(algorithm, problem, tasks, sent, memory, looked_up)(tasks, sent, memory, rows, begun)
         self.n_digests += 1
         self.n_compared += rows is not None and len(rows) > 0
         self.n_used += isinstance(sent, Models) and memory.gradient.numel() > 0
         return found
 
-    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Tensor:
+    def begun(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, looked_up: Lookup) -> Begun:
         self.n_begun += 1
         return GraphedBeginning(algorithm, problem, tasks, sent, looked_up)(tasks, sent)
 
@@ -222,38 +223,58 @@ def test_tensors_are_grouped_for_few_launches() -> None:
     assert bundled([given[5]]).data_ptr() == given[5].data_ptr()
 
 
+TIMES = 3  # as it is, captured, replayed
+
+
 @needs_gpu
 def test_answers_of_all_shapes_come_back_in_order() -> None:
     function = GraphedFunction(lambda x, y, n: [x + 1, x[:0], n + 1, y * 2, x + 3, n])
-    for value in (0.0, 5.0):
-        x, y, n = torch.full((4,), value), torch.full((2, 3), value), torch.arange(4)
+    for value in range(TIMES):
+        x, y, n = torch.full((4,), float(value)), torch.full((2, 3), float(value)), torch.arange(4)
         found = function(*(t.cuda() for t in (x, y, n)))
         expected = [x + 1, x[:0], n + 1, y * 2, x + 3, n]
         assert all(torch.equal(mine.cpu(), other) for mine, other in zip(found, expected, strict=True))
 
 
 @needs_gpu
+def test_what_is_done_once_is_not_captured() -> None:
+    calls = []
+
+    def doubled(x: Tensor) -> list[Tensor]:
+        calls.append(x.shape)
+        return [2 * x]
+
+    function = GraphedFunction(doubled)
+    for n, n_calls in ((3, 1), (4, 2), (3, 3), (3, 3), (4, 4), (4, 4)):  # a capture is a call, a replay is none
+        assert torch.equal(function(torch.ones(n, device="cuda"))[0].cpu(), torch.full((n,), 2.0))
+        assert len(calls) == n_calls
+
+
+@needs_gpu
 def test_answers_outlive_the_next_replay() -> None:
     function = GraphedFunction(lambda x: [x + 1])
-    first = function(torch.zeros(4, device="cuda"))[0]
-    function(torch.ones(4, device="cuda"))
-    assert torch.equal(first.cpu(), torch.ones(4))
+    answers = [function(torch.full((4,), float(value), device="cuda"))[0] for value in range(TIMES + 1)]
+    assert [answer.tolist() for answer in answers] == [[value + 1.0] * 4 for value in range(TIMES + 1)]
 
 
 @needs_gpu
 def test_a_fleeting_answer_holds_until_the_next_call() -> None:
-    function = GraphedFunction(lambda x: [x + 1, x + 2], n_fleeting=1)
-    for value in (0.0, 5.0):
-        lasting, fleeting = function(torch.full((4,), value, device="cuda"))
+    told: list[float] = []
+    function = GraphedFunction(lambda x: [x + 1, x + 2], n_fleeting=1, awaited=lambda t: told.append(float(t[0])))
+    for value in range(TIMES + 1):
+        lasting, fleeting = function(torch.full((4,), float(value), device="cuda"))
         assert torch.equal(lasting.cpu() + 1, fleeting.cpu())
-        assert torch.equal(fleeting.cpu(), torch.full((4,), value + 2))
+        assert torch.equal(fleeting.cpu(), torch.full((4,), value + 2.0))
+    assert told == [value + 2.0 for value in range(TIMES + 1)]
 
 
 @needs_gpu
-def test_what_lies_still_is_read_where_it_lies() -> None:
-    function = GraphedFunction(lambda x, rows: [x + rows.sum(0)], n_lying=1)
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_lies_still_is_read_where_it_lies(place: int) -> None:
+    function = GraphedFunction(lambda a, b: [a.sum(0) + b.sum(0)])
     rows, elsewhere = torch.ones(3, 4, device="cuda"), torch.full((3, 4), 7.0, device="cuda")
-    for there, total in ((rows, 3.0), (rows, 6.0), (elsewhere, 21.0), (rows, 9.0)):
-        x = torch.rand(4, device="cuda")
-        assert torch.equal(function(x, there)[0], x + total)
+    for there, total in ((rows, 3.0), (rows, 6.0), (elsewhere, 21.0), (rows, 9.0), (rows, 12.0), (elsewhere, 21.0)):
+        x = torch.rand(1, 4, device="cuda")
+        given = (there, x) if place == 0 else (x, there)
+        assert torch.equal(function(*given, lying=[place])[0], x[0] + total)
         rows += 1.0 if there is rows else 0.0
