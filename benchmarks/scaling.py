@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,13 @@ def prepared(problem: Problem, clients: Federation, share: float, evaluation: Ev
 def shortest(setup: Setup, rounds: int, clock: Callable[[], float], folder: Path | None = None) -> float:
     """Return the shortest time of some rounds, with their lines on disk where there is a folder."""
     state, times = fresh_state(setup), []
-    journal = Journal(None if folder is None else RunFolder(folder), model_columns(setup))
-    journal.open({}, described_clients(setup), setup.problem)
-    for _ in range(rounds + 1):
-        began = clock()
-        journal.add(*play_round(setup, state))
-        times.append(clock() - began)
+    with nullcontext() if folder is None else closing(RunFolder(folder)) as kept:
+        journal = Journal(kept, model_columns(setup))
+        journal.open({}, described_clients(setup), setup.problem)
+        for _ in range(rounds + 1):
+            began = clock()
+            journal.add(*play_round(setup, state))
+            times.append(clock() - began)
     return min(times[1:])
 
 

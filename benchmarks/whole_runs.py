@@ -2,8 +2,8 @@
 
 python benchmarks/whole_runs.py cifar10-setup1 dqn-fed --set eval.every=20 eval.participants=false
 
-A first run of 200 rounds is not timed: it loads libraries and chooses kernels. `start` ends with a run's first round,
-evaluation of the start model and captures included; the median round is one without an evaluation.
+A first run of 200 rounds is not timed: it loads libraries and chooses kernels. `start` ends when a run's first round is
+told of, the evaluation of the start model included; the median round is one without an evaluation.
 """
 
 import argparse

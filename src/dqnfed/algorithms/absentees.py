@@ -33,7 +33,8 @@ class Absentees(NamedTuple):
     """The gradients of the clients who were asked last, a row for each of them; rows that do not count are free.
 
     A round's new rows are written into free ones of the same matrix, which is too large to be copied every round. So a
-    state before still finds what it counted, but only the last one: the rows that it lost are free to the next.
+    state before still finds what it counted, but only the last one: the rows that it lost are free to the next. Rows of
+    the last visit count once it is settled, and everything else here wants that done first.
     """
 
     gradient: Tensor  # [R, n]
@@ -64,6 +65,7 @@ def no_visit() -> Visit:
 
 def rows_of_absent(kept: Absentees, cohort: Cohort) -> IntArray:
     """Return the rows of clients who are not here."""
+    assert not kept.visit.row.shape[0]
     client = kept.client.numpy()
     is_here = np.zeros(cohort.n_clients, dtype=np.bool_)
     is_here[cohort.clients.numpy()] = True
@@ -89,6 +91,7 @@ def with_present(
     more to learn, so that its answers of no length are not used. The numbers about the rows wait for `settled`: the
     model can go out before.
     """
+    assert not kept.visit.row.shape[0]
     here, K = cohort.clients.numpy(), cohort.clients.shape[0]
     kept = kept if kept.client.shape[0] >= most + min(K, most) else _with_rows(kept, most + min(K, most))
     if most < K:
@@ -107,10 +110,8 @@ def with_present(
     products = np.zeros((len(free), kept.client.shape[0]))
     products[:, : GA.shape[1]] = GA
     products[:, free] = GG
-    visit = Visit(
-        *(torch.from_numpy(values) for values in (free, here, rates, curvature, products)),
-        *(torch.from_numpy(np.array(number)) for number in (cohort.round, stays, max(0, most - K))),
-    )
+    numbers = (free, here, rates, curvature, products, cohort.round, stays, max(0, most - K))
+    visit = Visit(*(torch.from_numpy(np.array(values)) for values in numbers))  # copies: others hold some of these, too
     if most >= K:
         return kept._replace(visit=visit), free
     rows = np.full(K, -1)

@@ -95,6 +95,10 @@ class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
         check_range(self, "max_disparity", low=0.0, high=1.0)
         check_range(self, "server_lr", low=0.0, open_low=True)
 
+    @property
+    def reads_inputs(self) -> bool:
+        return self.sensitive is not None
+
     def init_server(self, problem: Problem, n_clients: int) -> FCFLServer:
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
         return FCFLServer(problem.theta0.clone(), temperature, temperature.clone())

@@ -238,6 +238,10 @@ class LabelCorrection(Algorithm[Any, Any, Any]):
         return self.inner.captures
 
     @property
+    def reads_inputs(self) -> bool:
+        return self.inner.reads_inputs
+
+    @property
     def gramian_of(self) -> str:
         return self.inner.gramian_of
 

@@ -154,6 +154,14 @@ class Algorithm(ABC, Generic[S, M, U]):
         return "network" in self.suits
 
     @property
+    def reads_inputs(self) -> bool:
+        """Whether the method itself looks at the examples' inputs, and not only the model that it trains does.
+
+        Then they stay as they were given; else a GPU may keep what the model's first layers make of them.
+        """
+        return False
+
+    @property
     def gramian_of(self) -> str:
         """The field of the update whose Gramian the server begins with, which a digest then holds; empty: none."""
         return ""

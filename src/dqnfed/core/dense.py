@@ -26,6 +26,7 @@ FRESH: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda h: h,
 }
 SILENT = (nn.Identity, nn.Dropout)  # layers that do nothing in evaluation mode
+ROWS = 512  # of one client's examples at once on a processor: what layers make of more falls out of its caches
 
 
 class Layer(NamedTuple):
@@ -77,19 +78,33 @@ class DenseChain:
             seen.append(IN_PLACE[layer.activation](h))
         return seen
 
-    def gradient(self, theta: Tensor, features: Tensor, slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the gradient in theta and the outputs; `slope` gives the loss' derivative [N, c] in the outputs."""
+    def gradient(
+        self, theta: Tensor, features: Tensor, slope: Callable[[Tensor, slice], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient in theta and the outputs, from some rows of the features at a time.
+
+        `slope` gives the loss' derivative in the outputs of these rows.
+        """
         weights, found = self.views(theta), torch.empty_like(theta)
-        seen = self.forward(weights, features)
-        delta = slope(seen[-1])
-        places = self.views(found)
-        for k in reversed(range(len(weights))):
-            torch.mm(delta.t(), seen[k], out=places[k].matrix)
-            if (bias := places[k].bias) is not None:
-                torch.sum(delta, 0, out=bias)
-            if k:
-                delta = pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
-        return found, seen[-1]
+        places, outputs = self.views(found), []
+        for start in range(0, max(1, len(features)), ROWS):
+            rows = slice(start, start + ROWS)
+            seen = self.forward(weights, features[rows])
+            outputs.append(seen[-1])
+            delta = slope(seen[-1], rows)
+            for k in reversed(range(len(weights))):
+                matrix, bias = places[k]
+                if start:
+                    matrix.addmm_(delta.t(), seen[k])
+                else:
+                    torch.mm(delta.t(), seen[k], out=matrix)
+                if bias is not None and start:
+                    bias.add_(delta.sum(0))
+                elif bias is not None:
+                    torch.sum(delta, 0, out=bias)
+                if k:
+                    delta = pulled_back(self.layers[k - 1].activation, delta @ weights[k].matrix, seen[k])
+        return found, outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def formula(
         self, theta: Tensor, features: Tensor, judged: Callable[[Tensor], tuple[Tensor, Tensor]]

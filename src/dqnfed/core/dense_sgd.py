@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dqnfed.core import dense
 from dqnfed.core.dense import IN_PLACE, DenseChain, pull_back
 from dqnfed.core.gradients import ByHand, task_shares
 from dqnfed.core.problem import Task
@@ -44,6 +45,13 @@ def dense_sgd(task: Task, theta: Tensor, found: ByHand, *, momentum: float, deca
     features, wanted, width = found.features, found.wanted, task.batches.shape[-1]
     velocity = torch.zeros_like(theta) if momentum else None
     lay_out = partial(step_calls, found.chain, theta, velocity, found.slope, Sgd(float(task.lr), momentum, decay))
+    if width == 0 and len(features) > dense.ROWS:  # beside so many rows, a pass over the weights is nothing
+        for _ in task.batches:
+            slope, _ = found.chain.gradient(theta, features, found.weighted_slope(task_shares(task)))
+            slope.add_(theta, alpha=decay)
+            moved = slope if velocity is None else velocity.mul_(momentum).add_(slope)
+            theta.sub_(moved, alpha=float(task.lr))
+        return
     if width == 0:
         calls = lay_out(Batch(features, wanted, task_shares(task)[:, None]))
         for _ in task.batches:

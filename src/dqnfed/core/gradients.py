@@ -230,9 +230,9 @@ class ByHand(NamedTuple):
     wanted: Tensor  # [N, c] what the loss wants of the outputs
     slope: Callable[[Tensor, Tensor], Tensor]  # outputs [N, c], wanted [N, c] -> derivative [N, c]
 
-    def weighted_slope(self, shares: Tensor) -> Slope:
-        """Return the derivative of the weighted sum of all examples' losses."""
-        return lambda outputs: self.slope(outputs, self.wanted).mul_(shares[:, None])
+    def weighted_slope(self, shares: Tensor) -> Callable[[Tensor, slice], Tensor]:
+        """Return the derivative of the weighted sum of all examples' losses, in the outputs of some of them."""
+        return lambda outputs, rows: self.slope(outputs, self.wanted[rows]).mul_(shares[rows, None])
 
 
 @torch.no_grad()

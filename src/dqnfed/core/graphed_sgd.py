@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,12 +130,15 @@ class BatchStep:
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """Capture what this thread launches; meanwhile no forgotten graph is collected: freeing one would break it."""
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None, pool: Any = None) -> Iterator[None]:
+    """Capture what this thread launches; meanwhile no forgotten graph is collected: freeing one would break it.
+
+    `pool` is memory that graphs share which are never replayed at the same time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
     finally:
         if was_enabled:

@@ -70,7 +70,9 @@ def build_experiment(config: Config) -> Experiment:
     problem = in_precision(problem.to(device), config.run.precision)
     if config.run.compile:
         problem = compiled(problem, config.run.cohort)
-    problem, federation = with_features(problem, federation.to(device))
+    federation = federation.to(device)
+    if not algorithm.reads_inputs:
+        problem, federation = with_features(problem, federation)
     return Experiment(config, algorithm, problem, federation, kind, own, truth)
 
 

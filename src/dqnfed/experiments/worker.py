@@ -127,7 +127,7 @@ class Reporter:
     """An observer that tells the parent how far the run is, and stops the run when the parent says so."""
 
     def __init__(self, line: Line) -> None:
-        self._line, self._numbers, self._last = line, "", 0.0
+        self._line, self._numbers, self._last, self._interrupted = line, "", 0.0, False
 
     def start(self, out: Path | None, config: Mapping[str, Any]) -> None:
         if self._line.says_stop():
@@ -140,7 +140,8 @@ class Reporter:
         if time.monotonic() - self._last >= SECONDS:
             self._line.tell(Advanced(record["round"] + 1, self._rounds, self._numbers))
             self._last = time.monotonic()
-        if self._line.says_stop():
+        if not self._interrupted and self._line.says_stop():
+            self._interrupted = True  # a second time would stop the run before it is saved
             interrupt()
 
     def end(self, summary: Mapping[str, Any]) -> None:

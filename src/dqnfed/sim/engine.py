@@ -133,10 +133,10 @@ def _played(
                 told.now()
             heap.tidy()
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
-                told.now()
+                told.write()
                 _save(folder, setup, state)
                 last_saved = time.monotonic()
-        told.now()
+        told.write()
         if folder is not None:
             _save(folder, setup, state)
         result = finished(setup, state, journal, settings)

@@ -51,6 +51,7 @@ class GraphedFunction:
         self._function, self._n_fleeting, self._awaited = function, n_fleeting, awaited
         self._seen: set[Key] = set()  # much of what a run does is done once only, and is not worth a capture
         self._graphs: dict[Key, Captured] = {}
+        self._pool: Any = None  # memory of all of them: what they make on the way is gone when one has been replayed
         self._gave_up = False
 
     def __call__(self, *given: Tensor, lying: Sequence[int] = ()) -> Sequence[Tensor]:
@@ -105,8 +106,8 @@ class GraphedFunction:
     def _captured(self, given: Sequence[Tensor], lying: Sequence[int]) -> Captured:
         places = [t if i in lying else t.clone() for i, t in enumerate(given)]
         copied = [t.new_empty(0) if i in lying else t for i, t in enumerate(places)]
-        graph = torch.cuda.CUDAGraph()
-        with capturing(graph):  # libraries chose their kernels when the function was called as it is
+        graph, self._pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
+        with capturing(graph, pool=self._pool):  # libraries chose their kernels when it was called as it is
             answers = self._function(*places)
             kept = answers[: len(answers) - self._n_fleeting]
             bundles = [(which, bundled([kept[i] for i in which])) for which in alike(kept, key=_shape)]

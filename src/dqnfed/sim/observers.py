@@ -31,20 +31,26 @@ class Afterwards:
 
     def __init__(self, journal: Journal, observers: Sequence[Observer]) -> None:
         self._journal, self._observers = journal, observers
-        self._waiting: tuple[Record, list[ClientRow]] | None = None
+        self._unwritten: tuple[Record, list[ClientRow]] | None = None
+        self._untold: Record | None = None
 
     def later(self, record: Record, rows: list[ClientRow]) -> None:
         """Have this told at the next call of `now`."""
-        self._waiting = (record, rows)
+        self._unwritten, self._untold = (record, rows), record
+
+    def write(self) -> None:
+        """Write down what waits for it; nobody is told yet."""
+        if self._unwritten is not None:
+            waiting, self._unwritten = self._unwritten, None
+            self._journal.add(*waiting)
 
     def now(self) -> None:
-        """Tell what waits to be told."""
-        if self._waiting is None:
-            return
-        (record, rows), self._waiting = self._waiting, None
-        self._journal.add(record, rows)
-        for observer in self._observers:
-            observer.round(record)
+        """Write down and tell what waits for it."""
+        self.write()
+        if self._untold is not None:
+            record, self._untold = self._untold, None
+            for observer in self._observers:
+                observer.round(record)
 
     close = now  # nothing is lost when the round after fails
 

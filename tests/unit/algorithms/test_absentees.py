@@ -251,3 +251,12 @@ def test_with_a_tenth_of_the_clients_the_worst_gain_most() -> None:
             config = read_config("digits", [*sets, "eval.every=100"]).with_algorithm("dqn-fed")
             found.append(run_experiment(config, None).accuracy["worst10"])
     assert sum(worst[20]) > sum(worst[0]) + 20
+
+
+@pytest.mark.parametrize("most", [2, 4, 8])
+def test_updates_of_local_sgd_are_kept_too(most: int) -> None:
+    """With warnings as errors: what is kept may be written to."""
+    case = consistent_quadratics(N_CLIENTS, 5)
+    method = DQNFed(local="sgd", absentees=most, lr=0.01)
+    result = run(method, case.problem, case.federation, rounds=6, participation=0.5)
+    assert result.summary["rounds"] == 6

@@ -53,10 +53,11 @@ def test_nobody_listens_to_a_client_alone() -> None:
 
 
 def test_what_is_heard_ends_with_the_listening() -> None:
-    with early_products(None):
-        pass
     with early_products(None) as products:
         answers(torch.ones(2, 6), out_loud=True)
         first = list(products.found)
+        assert first
         answers(torch.zeros(2, 6), out_loud=True)  # the field of one digest, said once more
+        assert all(a is b for a, b in zip(products.found, first, strict=True))
+    answers(torch.zeros(2, 6), out_loud=True)
     assert all(a is b for a, b in zip(products.found, first, strict=True))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
+from dqnfed.core import dense as dense_layers
 from dqnfed.core.gradients import (
     batch_gradient,
     by_hand,
@@ -117,6 +118,27 @@ def test_the_gradient_is_that_of_torch_func(model: str, loss: str, ridge: float)
     torch.testing.assert_close(batch_gradient(problem, theta, task, batch), expected, rtol=1e-12, atol=1e-14)
     assert not found.requires_grad
     assert not value.requires_grad
+
+
+@pytest.mark.parametrize("rows", [1, 4, N])
+@pytest.mark.parametrize("loss", TARGETS)
+@pytest.mark.parametrize("model", ["linear", "dense"])
+def test_many_examples_are_taken_some_at_a_time(
+    model: str, loss: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradient, loss and full-batch steps are those of all at once."""
+    problem, task, theta = case(model, loss, ridge=0.1, batch_size=None)
+    expected, value = loss_gradient_and_value(problem, theta, task)
+    moved = local_sgd(problem, task, theta, momentum=0.9, weight_decay=0.1)
+    plain = local_sgd(problem, task, theta)
+    monkeypatch.setattr(dense_layers, "ROWS", rows)
+    found, its_value = loss_gradient_and_value(problem, theta, task)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(its_value, value, rtol=1e-13, atol=0)
+    torch.testing.assert_close(
+        local_sgd(problem, task, theta, momentum=0.9, weight_decay=0.1), moved, rtol=1e-12, atol=1e-14
+    )
+    torch.testing.assert_close(local_sgd(problem, task, theta), plain, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])

@@ -287,6 +287,9 @@ def test_pivoting_goes_on_where_every_weight_is_wrong() -> None:
     M[np.triu_indices(4, 1)] = [*across, -0.9263995618464261]
     M = np.triu(M) + np.triu(M, 1).T
     r = np.array([0.001160702900123842, -2.0040076013290142, -1.6347676585199824, 1.0])
+    found = _pivoted(M, r)
+    assert found is not None
+    np.testing.assert_allclose(found.weights, [0.0, 0.0, 0.0, 1.0], atol=1e-15)
     z, v = cone_weights(M, r)
     assert (z >= 0.0).all()
     assert r @ z == pytest.approx(1.0)

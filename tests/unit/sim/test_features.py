@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.fcfl import FCFL
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fednl_head import FedNLHead
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
+from dqnfed.experiments.config import read_config
+from dqnfed.experiments.experiment import build_experiment
 from dqnfed.models.layers import Normalise
 from dqnfed.sim import features
 from dqnfed.sim.engine import run
@@ -133,3 +136,22 @@ def test_on_a_gpu_a_run_ends_with_the_same_bits(algorithm: AnyAlgorithm) -> None
         run(algorithm, *given, rounds=4, cohort=graphed()) for given in ((problem, federation), (seen, floats))
     )
     assert torch.equal(plain.theta, other.theta)
+
+
+def test_a_method_that_reads_the_inputs_itself_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sign of a byte is not that of a normalised pixel."""
+    asked: list[Problem] = []
+
+    def noted(problem: Problem, federation: Federation) -> tuple[Problem, Federation]:
+        asked.append(problem)
+        return problem, federation
+
+    monkeypatch.setattr("dqnfed.experiments.experiment.with_features", noted)
+    for method, n_asked in (("fcfl", 1), ("fedavg", 2)):
+        build_experiment(read_config("digits", ["run.device=cpu"]).with_algorithm(method))
+        assert len(asked) == n_asked
+    config = read_config("digits", ["run.device=cpu", "algorithms.fcfl.sensitive=3"])
+    build_experiment(config.with_algorithm("fcfl"))
+    assert len(asked) == 2
+    assert FCFL(sensitive=0).reads_inputs
+    assert not FCFL().reads_inputs

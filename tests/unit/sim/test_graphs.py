@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,10 @@ from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.mgda import MGDA
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.screening import Policy
+from dqnfed.maths.gramian import DEVICE_BLOCK
 from dqnfed.sim.cohort import Answers, Begun, Digested, Lookup, vectorised
 from dqnfed.sim.engine import run
 from dqnfed.sim.graphs import (
@@ -175,21 +178,87 @@ def test_on_a_gpu_the_bits_are_those_of_vmap(algorithm: AnyAlgorithm, participat
     assert torch.equal(runs[0].theta, runs[1].theta)
 
 
+def large_case(dtype: torch.dtype) -> tuple[Problem, Federation]:
+    """Return a network whose gradients are longer than a block of products, and clients for it."""
+    g = torch.Generator().manual_seed(0)
+    clients = []
+    for c in range(12):
+        labels = torch.randint(0, 2, (40,), generator=g) + c % 9
+        inputs = torch.randn(40, 20, generator=g) + 2 * torch.nn.functional.one_hot(labels, 20)
+        clients.append((inputs.to(dtype), labels))
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(20, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10)]
+    return Problem.from_module(torch.nn.Sequential(*layers).to(dtype)), Federation.from_clients(clients)
+
+
 @needs_gpu
-@pytest.mark.parametrize("algorithm", [DQNFed(metric="lbfgs"), DQNFed(metric="identity"), DQNFed(step="line-search")])
-def test_on_a_gpu_every_phase_is_captured(algorithm: AnyAlgorithm, caplog: pytest.LogCaptureFixture) -> None:
-    """Phases whose digest compares nothing with the rows of absent clients too: a fallback would be slow and silent."""
-    case = consistent_quadratics(4, 6)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        DQNFed(metric="identity"),
+        DQNFed(metric="lbfgs"),
+        DQNFed(step="line-search"),
+        DQNFed(metric="identity", absentees=0),
+        FedAvg(lr=0.1, batch_size=8),
+    ],
+    ids=lambda a: f"{type(a).__name__}-{getattr(a, 'metric', '')}-{getattr(a, 'step', '')}",
+)
+def test_on_a_gpu_phases_that_come_again_are_captured(
+    algorithm: AnyAlgorithm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the run is that of plain vmap, with its evaluations; a fallback would be slow and silent."""
+    problem, federation = large_case(torch.float64)
+    assert problem.n_parameters > DEVICE_BLOCK
+    problem, federation = problem.to("cuda"), federation.to("cuda")
+    runner = graphed()
     with caplog.at_level("INFO", logger="dqnfed"):
-        run(
-            algorithm,
-            case.problem.to("cuda"),
-            case.federation.to("cuda"),
-            rounds=8,
-            participation=0.5,
-            cohort=graphed(),
+        plain, other = (
+            run(
+                algorithm,
+                problem,
+                federation,
+                rounds=30,
+                participation=0.34,
+                cohort=cohort,
+                evaluation=Evaluation(every=3),
+            )
+            for cohort in (vectorised(), runner)
         )
     assert not [record for record in caplog.messages if "no CUDA graph" in record]
+    functions = [step._function for step in runner._steps.values()]
+    functions += [step._function for step in runner._beginnings.values()]
+    assert not any(function._gave_up for function in functions)
+    assert any(function._graphs for function in functions)
+    torch.testing.assert_close(other.theta, plain.theta, rtol=1e-6, atol=1e-9)
+    for mine, its in zip(other.history, plain.history, strict=True):
+        for part in ("accuracy", "train_loss"):
+            assert (mine[part] is None) == (its[part] is None)
+            if its[part] is not None:
+                assert mine[part] == pytest.approx(its[part], rel=1e-6)
+
+
+@needs_gpu
+@pytest.mark.parametrize("algorithm", [DQNFed(metric="lbfgs"), DQNFed(metric="identity"), DQNFed(step="line-search")])
+def test_on_a_gpu_every_phase_can_be_captured(
+    algorithm: AnyAlgorithm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that come once in a run too, here called twice, and those that compare nothing with the absent."""
+    problem, federation = large_case(torch.float64)
+    problem, federation = problem.to("cuda"), federation.to("cuda")
+    once = GraphedFunction.__call__
+
+    def twice(function: GraphedFunction, *given: Tensor, lying: Sequence[int] = ()) -> Sequence[Tensor]:
+        once(function, *given, lying=lying)
+        return once(function, *given, lying=lying)
+
+    plain = run(algorithm, problem, federation, rounds=8, participation=0.5, cohort=vectorised())
+    monkeypatch.setattr(GraphedFunction, "__call__", twice)
+    runner = graphed()
+    with caplog.at_level("INFO", logger="dqnfed"):
+        other = run(algorithm, problem, federation, rounds=8, participation=0.5, cohort=runner)
+    assert not [record for record in caplog.messages if "no CUDA graph" in record]
+    assert all(step._function._graphs for step in runner._steps.values())
+    torch.testing.assert_close(other.theta, plain.theta, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("algorithm", [DQNFed(metric="identity"), MGDA(lr=0.01)], ids=lambda a: type(a).__name__)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim import engine
+from dqnfed.sim.cohort import CohortRunner, vectorised
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
 from tests.helpers.quadratic_clients import consistent_quadratics
@@ -68,3 +71,31 @@ def test_rounds_that_are_told_late_are_all_told(
     assert [record["round"] for record in RunFolder(tmp_path).metrics()] == [-1, *expected]
     assert told_before == [max(0, n - 1) for n in range(len(told_before))]
     assert listener.ends == ["finished" if fails is None else "failed"]
+
+
+@pytest.mark.parametrize("cohort", [vectorised(), DigestsOnTheHost()], ids=["at once", "late"])
+@pytest.mark.parametrize("times", [1, 9])
+def test_an_observer_may_stop_the_run(cohort: CohortRunner, times: int, tmp_path: Path) -> None:
+    """It is saved, however often that is asked for, and goes on from there."""
+    case = consistent_quadratics(6, 8)
+
+    class Stops(Listener):
+        def round(self, record: Any) -> None:
+            super().round(record)
+            if 2 <= record["round"] < 2 + times:
+                signal.raise_signal(signal.SIGINT)
+
+    listener = Stops()
+    settings: dict[str, Any] = {"rounds": 12, "participation": 0.5, "cohort": cohort, "out": tmp_path}
+    try:
+        found = run(DQNFed(), case.problem, case.federation, observers=[listener], **settings)
+        assert found.summary["status"] == "interrupted"
+    except KeyboardInterrupt:
+        assert times > 1
+    assert listener.rounds == list(range(len(listener.rounds)))
+    assert len(listener.rounds) in (3, 4)
+    assert (tmp_path / "checkpoint" / "checkpoint.json").is_file()
+    resumed = run(DQNFed(), case.problem, case.federation, resume=True, **settings)
+    whole = run(DQNFed(), case.problem, case.federation, **{**settings, "out": None})
+    assert torch.equal(resumed.theta, whole.theta)
+    assert [record["round"] for record in RunFolder(tmp_path).metrics()] == list(range(-1, 12))
