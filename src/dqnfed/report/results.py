@@ -259,8 +259,22 @@ def measured(table: str, commands: Sequence[str], n_jobs: str | None) -> Path:
     for command in commands:
         program, *rest = shlex.split(command)
         extra = ["--out", str(RUNS / table / experiment_of(rest)), *(["--jobs", n_jobs] if n_jobs else [])]
-        subprocess.run([str(Path(sys.executable).with_name(program)), *rest, *extra], check=True)
+        code = _ended([str(Path(sys.executable).with_name(program)), *rest, *extra])
+        if code != 0:
+            sys.exit(
+                f"`{command}` ended with {code}; what it has done is in {RUNS / table}, and the same call goes on."
+            )
     return RUNS / table
+
+
+def _ended(command: Sequence[str]) -> int:
+    """Run a command and return its exit code; on Ctrl-C, which it hears as well, it is given time to save its runs."""
+    with subprocess.Popen(command) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
 
 
 def experiment_of(words: Sequence[str]) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -279,6 +284,31 @@ def test_a_page_is_measured_by_its_own_commands(tmp_path: Path, monkeypatch: pyt
     assert f"```bash\n{command}\n{renamed}\n```".replace("0:3", "0") in text
     assert [line for line in text.splitlines() if line.startswith("### ")] == ["### digits", "### twice"]
     assert (folder / "figures" / "both-digits-clients.svg").is_file()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends Ctrl-C to a group of processes")
+def test_ctrl_c_saves_the_runs_of_a_page_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "docs" / "results"
+    folder.mkdir(parents=True)
+    (folder / "long.md").write_text(f"{BEGIN}\n{END}\n")
+    command = "dqnfed compare digits --algorithms fedavg --rounds 400 --jobs 1 --quiet"
+    (folder / "tables.toml").write_text(f"[long]\ncommands = {json.dumps([command])}\n")
+    call = [sys.executable, "-m", "dqnfed.report.results", "long", "--run"]
+    lines = tmp_path / "runs" / "results" / "long" / "digits" / "fedavg" / "0" / "metrics.jsonl"
+    with subprocess.Popen(call, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not (lines.is_file() and lines.read_text().count("\n") > 3) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "the same call goes on" in said
+    assert "Traceback" not in said
+    n_before = len(lines.read_text().splitlines())
+    assert 3 < n_before < 401
+    subprocess.run(call, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert [json.loads(line)["round"] for line in lines.read_text().splitlines()] == list(range(-1, 400))
+    assert "| `fedavg` |" in (folder / "long.md").read_text()
 
 
 @pytest.mark.parametrize("table", PAGES)
