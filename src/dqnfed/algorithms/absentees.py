@@ -96,13 +96,8 @@ def with_present(
     kept = kept if kept.client.shape[0] >= most + min(K, most) else _with_rows(kept, most + min(K, most))
     if most < K:
         chosen = np.sort(_shuffled(here, cohort.round)[K - most :])
-        here, rates, curvature, GG, GA = (
-            here[chosen],
-            rates[chosen],
-            curvature[chosen],
-            GG[chosen][:, chosen],
-            GA[chosen],
-        )
+        here, rates, curvature = here[chosen], rates[chosen], curvature[chosen]
+        GG, GA = GG[chosen][:, chosen], GA[chosen]
         G = G.index_select(0, sent_to(G.device, torch.from_numpy(chosen)))
     free = (kept.client.numpy() < 0).nonzero()[0][: len(here)]
     kept.gradient.index_copy_(0, sent_to(kept.gradient.device, torch.from_numpy(free)), G.detach())

@@ -56,7 +56,7 @@ def gather(stacked: T, index: Tensor, there: OnDevice | None = None) -> T:
     there = there or on_devices(index)
 
     def chosen(t: Tensor) -> Tensor:
-        if not t.numel() and 0 in t.shape[1:]:  # what a method does not keep: nothing to look up
+        if 0 in t.shape[1:]:  # what a method does not keep: nothing to look up
             return _nothing((index.shape[0], *t.shape[1:]), t.dtype, t.device)
         return t.index_select(0, there(t.device))
 

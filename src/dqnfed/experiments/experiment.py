@@ -24,6 +24,7 @@ from dqnfed.core.seeds import seed_number
 from dqnfed.data.label_noise import Truth
 from dqnfed.experiments.config import Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
+from dqnfed.experiments.features import with_features
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import OwnFederation
 from dqnfed.experiments.synthetic import bowls
@@ -31,7 +32,6 @@ from dqnfed.models import build
 from dqnfed.sim.automatic import automatic
 from dqnfed.sim.cohort import CohortRunner, looped, vectorised
 from dqnfed.sim.engine import run
-from dqnfed.sim.features import with_features
 from dqnfed.sim.state import Evaluation
 from dqnfed.sim.streams import streams
 from dqnfed.sim.threads import threads

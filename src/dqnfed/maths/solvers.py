@@ -146,7 +146,7 @@ def _pivoted(M: FloatArray, r: FloatArray) -> Pivoted | None:
 
     All entries that are wrong change sides at once (Judice & Pires 1994, "block principal pivoting"), a few times as a
     rule; where fewer are not wrong soon, only the last of them does, until fewer are (Murty 1974: this cannot cycle).
-    It gives up where M is not positive.
+    It gives up where M is not positive, and after so many changes that rounding leads it in circles.
     """
     from scipy.linalg import lapack
 
@@ -154,8 +154,8 @@ def _pivoted(M: FloatArray, r: FloatArray) -> Pivoted | None:
     for _ in range(10 * len(r) + 10):
         places = free.nonzero()[0]
         z = np.zeros(len(r))
-        held = M.take(places, 0).take(places, 1).T  # symmetric: as LAPACK wants it, without one more copy
         if len(places):
+            held = M.take(places, 0).take(places, 1).T  # symmetric: as LAPACK wants it, without one more copy
             _, z[places], failed = lapack.dposv(held, r[places], overwrite_a=True)
             if failed:
                 return None

@@ -129,7 +129,7 @@ def _played(
     with interrupt_flag() as interrupted, told_of_failure(observers), nothing_old_collected(), closing(told):
         while state.round < setup.rounds and not state.stopped and not interrupted.is_set():
             told.later(*play_round(setup, state, meanwhile=told.now))
-            if setup.digesting_runner is None:
+            if not setup.answers_come_later:
                 told.now()
             heap.tidy()
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:

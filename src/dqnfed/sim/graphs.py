@@ -165,10 +165,8 @@ class GraphedStep:
         compared = NO_ROWS if rows is None else rows
         still = {id(compared)}
         if begun is not None:  # what a graph has written is where it was the time before
-            tasks, still = (
-                begun.tasks,
-                {id(t) for t in (compared, begun.found, begun.tasks.inputs, begun.tasks.targets)},
-            )
+            tasks = begun.tasks
+            still |= {id(begun.found), id(tasks.inputs), id(tasks.targets)}
         given = [*tensors(tasks), *tensors(sent), *tensors(memory), compared]
         lying = [i for i, t in enumerate(given) if id(t) in still]
         values = iter(self._function(*given, lying=lying))

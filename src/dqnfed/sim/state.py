@@ -68,6 +68,11 @@ class Setup:
         return runner if isinstance(runner, DigestingRunner) and runner.digests(place) else None
 
     @cached_property
+    def answers_come_later(self) -> bool:
+        """Whether clients are asked for their answers first, and a GPU is waited for afterwards."""
+        return self.digesting_runner is not None and self.algorithm.captures
+
+    @cached_property
     def model_names(self) -> list[str]:
         """The models that the method wants judged, the primary one first."""
         return self.clients.model_names(self)

@@ -244,22 +244,18 @@ def test_the_cone_problem_survives_a_failed_start(n: int, failing: list[str], mo
     assert v == pytest.approx(z @ M @ z, abs=1e-12)
 
 
-def test_pivoting_ends_at_the_weights_or_says_that_it_does_not() -> None:
-    """z >= 0, M z >= r, equal where z > 0, for rows of every kind of conflict; it ends for most of them."""
-    n_ended = 0
+def test_pivoting_ends_at_the_weights() -> None:
+    """z >= 0, M z >= r, equal where z > 0, for rows of every kind of conflict."""
     for seed in range(30):
         M = unit_gramian(sampled_gramian(40, 30 + seed, seed)).matrix + 1e-6 * np.eye(40)
         r = np.random.default_rng(seed).uniform(-0.2, 1.0, size=40)
         found = _pivoted(M, r)
-        if found is None:
-            continue
+        assert found is not None
         z = found.weights
-        n_ended += 1
         assert (z >= 0.0).all()
         assert (M @ z - r >= -1e-9 * np.abs(M) @ z).all()
         assert np.abs(z * (M @ z - r)).max() <= 1e-9 * z.max() * (np.abs(M) @ z).max()
         np.testing.assert_allclose(z / (r @ z), cone_weights(M, r)[0], atol=1e-9)
-    assert n_ended >= 25
 
 
 def test_what_pivoting_calls_exact_needs_no_finish() -> None:

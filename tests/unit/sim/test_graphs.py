@@ -47,16 +47,22 @@ def test_without_a_gpu_it_is_plain_vmap(algorithm: AnyAlgorithm) -> None:
     assert torch.equal(plain.theta, other.theta)
 
 
-def test_a_function_on_the_host_is_called_as_it_is() -> None:
-    calls = []
+class Doubled:
+    """A function that counts its calls."""
 
-    def doubled(x: Tensor) -> list[Tensor]:
-        calls.append(x.shape)
+    def __init__(self) -> None:
+        self.n_calls = 0
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        self.n_calls += 1
         return [2 * x]
 
-    function = GraphedFunction(doubled)
-    assert torch.equal(function(torch.ones(3))[0], torch.full((3,), 2.0))
-    assert len(calls) == 1
+
+def test_a_function_on_the_host_is_called_as_it_is() -> None:
+    function = GraphedFunction(doubled := Doubled())
+    for n_calls in (1, 2, 3):
+        assert torch.equal(function(torch.ones(3))[0], torch.full((3,), 2.0))
+        assert doubled.n_calls == n_calls
 
 
 class DigestsOnTheHost:
@@ -307,16 +313,10 @@ def test_answers_of_all_shapes_come_back_in_order() -> None:
 
 @needs_gpu
 def test_what_is_done_once_is_not_captured() -> None:
-    calls = []
-
-    def doubled(x: Tensor) -> list[Tensor]:
-        calls.append(x.shape)
-        return [2 * x]
-
-    function = GraphedFunction(doubled)
+    function = GraphedFunction(doubled := Doubled())
     for n, n_calls in ((3, 1), (4, 2), (3, 3), (3, 3), (4, 4), (4, 4)):  # a capture is a call, a replay is none
         assert torch.equal(function(torch.ones(n, device="cuda"))[0].cpu(), torch.full((n,), 2.0))
-        assert len(calls) == n_calls
+        assert doubled.n_calls == n_calls
 
 
 @needs_gpu

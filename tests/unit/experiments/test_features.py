@@ -16,12 +16,12 @@ from dqnfed.algorithms.fednl_head import FedNLHead
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
+from dqnfed.experiments import features
 from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import build_experiment
+from dqnfed.experiments.features import with_features
 from dqnfed.models.layers import Normalise
-from dqnfed.sim import features
 from dqnfed.sim.engine import run
-from dqnfed.sim.features import with_features
 from dqnfed.sim.graphs import graphed
 
 
