@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from dqnfed.core.federation import Federation as Federation
     from dqnfed.core.problem import Problem as Problem
     from dqnfed.core.result import RunResult as RunResult
+    from dqnfed.core.runners import looped as looped
+    from dqnfed.core.runners import vectorised as vectorised
     from dqnfed.core.screening import Policy as Policy
-    from dqnfed.sim.cohort import looped as looped
-    from dqnfed.sim.cohort import vectorised as vectorised
+    from dqnfed.sim.accelerate import threads as threads
     from dqnfed.sim.engine import run as run
     from dqnfed.sim.state import Evaluation as Evaluation
-    from dqnfed.sim.threads import threads as threads
 
 # Importing torch takes a second or more; `dqnfed --help` must not wait for it, so names are looked up when used.
 _HOMES = {
@@ -65,10 +65,10 @@ _HOMES = {
     "Scaffold": "dqnfed.algorithms.scaffold",
     "ServerLBFGS": "dqnfed.algorithms.server_lbfgs",
     "TERM": "dqnfed.algorithms.term",
-    "looped": "dqnfed.sim.cohort",
+    "looped": "dqnfed.core.runners",
     "run": "dqnfed.sim.engine",
-    "threads": "dqnfed.sim.threads",
-    "vectorised": "dqnfed.sim.cohort",
+    "threads": "dqnfed.sim.accelerate",
+    "vectorised": "dqnfed.core.runners",
 }
 __all__ = ["__version__", *_HOMES]
 

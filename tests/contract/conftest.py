@@ -1,4 +1,4 @@
-"""Which contract tests a method is excused from: those in its own `exemptions`, with the reason it gives there."""
+"""Which contract tests a method is exempt from: those in its own `info.exemptions`, with the reason it gives there."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from dqnfed.algorithms import REGISTRY
 
 
 @pytest.fixture(autouse=True)
-def excused(request: pytest.FixtureRequest) -> None:
+def exempt(request: pytest.FixtureRequest) -> None:
     """Skip the test if the method named by its parameter declares an exemption from it."""
     parameters = getattr(getattr(request.node, "callspec", None), "params", {})
     algorithm = REGISTRY.get(parameters.get("name", ""))
-    reason = algorithm.exemptions.get(request.node.originalname) if algorithm is not None else None
+    reason = algorithm.info.exemptions.get(request.node.originalname) if algorithm is not None else None
     if reason is not None:
         pytest.skip(f"{parameters['name']} is exempt: {reason}")

@@ -1,6 +1,6 @@
 """What every registered method owes its users, whatever its paper says.
 
-A method that cannot keep one of these promises names the test in its `exemptions`, with the reason.
+A method that cannot keep one of these promises names the test in its `info.exemptions`, with the reason.
 """
 
 from __future__ import annotations
@@ -8,130 +8,40 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dqnfed import Evaluation, RunResult, looped, run, threads, vectorised
+from dqnfed import Evaluation, RunResult, run
 from dqnfed.algorithms import REGISTRY
-from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.problem import Problem
+from dqnfed.core.replies import Replies
 from dqnfed.core.run_folder import load_tensors, save_tensors
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors, row, tensors
-from dqnfed.flower import run_in_process
 from dqnfed.sim.engine import cohort_size
-from tests.helpers.bowls import BOWLS, Case, federation_of, labelled_clients, linear_model, small_network
+from tests.contract.cases import (
+    EDGES,
+    LOCAL_WORK,
+    METHODS,
+    five_rounds,
+    hard_case,
+    refusal_of,
+    share_for,
+    suited_case,
+    turns_of,
+)
+from tests.helpers.bowls import BOWLS
 from tests.helpers.turns import Turn, played_turns, relative_distance, replayed_round
 
-METHODS = sorted(REGISTRY)
-RUNNERS: dict[str, Callable[..., RunResult]] = {  # every way to run a method; all must give what `run` gives
-    "chunked": partial(run, cohort=vectorised(chunk=4)),
-    "looped": partial(run, cohort=looped()),
-    "threads": partial(run, cohort=threads(3)),
-    "flower": run_in_process,
-}
-LOCAL_WORK: dict[str, dict[str, Any]] = {
-    "as it comes": {},
-    "mini-batches": {"epochs": 2, "batch_size": 8, "momentum": 0.5, "weight_decay": 1e-3, "lr_decay": 0.9},
-}
 AGREE = 1e-10  # relative, float64: some 10^5 roundings, far below anything a different formula would give
 
 
-def configured(name: str, settings: Mapping[str, Any], case: Case) -> AnyAlgorithm:
-    """Return the method with the settings; skips the test if the method refuses them and says why."""
-    try:
-        algorithm = REGISTRY[name](**settings)
-        algorithm.prepare(case.problem, case.federation.n_clients, case.federation.n_clients)
-    except ValueError as refusal:
-        if not settings:
-            raise
-        pytest.skip(f"{name} refuses {dict(settings)}: {refusal}")
-    return algorithm
-
-
-def refusal_of(name: str, case: Case, share: float) -> str | None:
-    """Return why the method cannot work with a share of the clients, as it says itself; None if it can."""
-    n_clients = case.federation.n_clients
-    try:
-        REGISTRY[name]().prepare(case.problem, n_clients, cohort_size(share, n_clients))
-    except ValueError as refusal:
-        return str(refusal)
-    return None
-
-
-def share_for(name: str, case: Case, share: float) -> float:
-    """Return the share of clients to sample: the given one, or all where the method needs every client."""
-    return share if refusal_of(name, case, share) is None else 1.0
-
-
 @cache
-def reference(name: str, work: str) -> RunResult:
-    """Return five vectorised rounds, the run that all others are compared with."""
+def default_run(name: str, work: str) -> RunResult:
     return five_rounds(name, work, run)
-
-
-def five_rounds(name: str, work: str, runner: Callable[..., RunResult]) -> RunResult:
-    case = suited_case(name)
-    algorithm = configured(name, LOCAL_WORK[work], case)
-    share = share_for(name, case, 0.7)
-    return runner(
-        algorithm,
-        case.problem,
-        case.federation,
-        rounds=5,
-        participation=share,
-        evaluation=Evaluation(every=2, participants=False),
-    )
-
-
-def suited_case(name: str) -> Case:
-    """Return a small problem of a kind that the method says it suits."""
-    kind = next(kind for kind in BOWLS if kind in REGISTRY[name].suits)
-    return BOWLS[kind][-1]()
-
-
-def clients_edge(name: str, case: str) -> Case:
-    """Return the named hard federation, on a problem of a kind that the method suits."""
-
-    def problem(n_inputs: int = 4, n_hidden: int = 3, n_classes: int = 3) -> Problem:
-        if "convex" in REGISTRY[name].suits:
-            return Problem.from_module(linear_model(n_inputs, n_classes))
-        return Problem.from_module(small_network(n_inputs, n_hidden, n_classes))
-
-    clients = labelled_clients(6, 4)
-    if case == "duplicate clients":
-        return Case(problem(), federation_of([clients[0], clients[1], clients[0], clients[2], clients[1]]))
-    if case == "identical clients":
-        return Case(problem(), federation_of([clients[0]] * 5))
-    if case == "one sampled client":
-        return Case(problem(), federation_of(clients), participation=1 / 6)
-    if case == "one client at all":
-        return Case(problem(), federation_of(clients[:1]))
-    if case == "more clients than parameters":  # 4 parameters
-        two_inputs = labelled_clients(7, 2, n_classes=2)
-        return Case(problem(n_inputs=2, n_hidden=1, n_classes=2), federation_of(two_inputs))
-    if case == "a zero-gradient client":  # no weight reaches inputs of zero, and a bias is pulled equally by all labels
-        return Case(problem(), federation_of([*clients, (torch.zeros(6, 4, dtype=torch.float64), torch.arange(6) % 3)]))
-    if case == "equal losses":  # the first outputs are zero, so everybody starts at ln 3
-        return Case(problem(), federation_of(clients))
-    assert case == "a tenth of ten clients"
-    return Case(problem(), federation_of(labelled_clients(10, 4)), participation=0.1)
-
-
-EDGES = (
-    "duplicate clients",
-    "identical clients",
-    "one sampled client",
-    "one client at all",
-    "more clients than parameters",
-    "a zero-gradient client",
-    "equal losses",
-    "a tenth of ten clients",
-)
 
 
 def without_times(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,12 +53,10 @@ def is_finite(result: RunResult) -> bool:
     return bool(torch.isfinite(result.theta).all()) and bool(torch.isfinite(torch.tensor(losses)).all())
 
 
-@cache
-def turns_of(name: str) -> list[Turn]:
-    """Return the phases of three rounds, with everybody or, where the method can, with two thirds of the clients."""
-    case = suited_case(name)
-    size = cohort_size(share_for(name, case, 2 / 3), case.federation.n_clients)
-    return played_turns(REGISTRY[name](), case, rounds=3, cohort_size=size)
+def is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Return whether two records have the same bits; NaN equals NaN."""
+    pairs = zip(tensors(one), tensors(other), strict=True)
+    return all(torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
 def rounds_of(turns: list[Turn]) -> list[list[Turn]]:
@@ -161,21 +69,10 @@ def rounds_of(turns: list[Turn]) -> list[list[Turn]]:
 @pytest.mark.parametrize("work", LOCAL_WORK)
 @pytest.mark.parametrize("name", METHODS)
 def test_same_seed_same_bits(name: str, work: str) -> None:
-    first, second = reference(name, work), five_rounds(name, work, run)
+    first, second = default_run(name, work), five_rounds(name, work, run)
     assert torch.equal(first.theta, second.theta)
     assert without_times(first.history) == without_times(second.history)
     assert first.client_rows == second.client_rows
-
-
-@pytest.mark.parametrize(
-    ("runner", "work"),
-    [(runner, work) for runner in RUNNERS for work in LOCAL_WORK if (runner, work) != ("chunked", "mini-batches")],
-)
-@pytest.mark.parametrize("name", METHODS)
-def test_every_runner_agrees_with_vectorised(name: str, runner: str, work: str) -> None:
-    expected, found = reference(name, work), five_rounds(name, work, RUNNERS[runner])
-    assert relative_distance(found.theta, expected.theta) <= AGREE
-    assert found.summary["accuracy"] == pytest.approx(expected.summary["accuracy"])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -186,21 +83,19 @@ def test_server_memory_and_messages_survive_a_file(name: str, tmp_path: Path) ->
             save_tensors(tmp_path / "record.safetensors", named_tensors(record), {})
             back = from_named_tensors(type(record), load_tensors(tmp_path / "record.safetensors")[0])
             assert [t.dtype for t in tensors(back)] == [t.dtype for t in tensors(record)]
-            assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(tensors(back), tensors(record), strict=True))
-            pairs = zip(tensors(back), tensors(record), strict=True)
-            assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+            assert is_same(back, record)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_messages_are_of_the_declared_kinds(name: str) -> None:
-    algorithm = REGISTRY[name]
+    info = REGISTRY[name].info
     for turn in turns_of(name):
-        assert type(turn.server) is algorithm.Server
-        assert type(turn.step.server) is algorithm.Server
-        assert type(turn.sent) in algorithm.Sent
-        assert type(turn.updates) in algorithm.Update
-        assert type(turn.memory_before) is algorithm.Memory
-        assert type(turn.memory_after) is algorithm.Memory
+        assert type(turn.server) is info.server
+        assert type(turn.step.server) is info.server
+        assert type(turn.sent) in info.messages
+        assert type(turn.updates) in info.replies
+        assert type(turn.memory_before) is info.memory
+        assert type(turn.memory_after) is info.memory
         assert all(isinstance(value, float) for value in turn.step.diagnostics.values())
         clients = turn.cohort.clients.tolist()
         assert clients == sorted(set(clients))
@@ -208,7 +103,17 @@ def test_messages_are_of_the_declared_kinds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_order_of_answers_is_irrelevant(name: str) -> None:
+def test_fields_that_hold_the_start_model_hold_it(name: str) -> None:
+    """A run may start from a model that was trained before: it is put into all of these fields."""
+    case = suited_case(name)
+    prepared = REGISTRY[name]().prepare(case.problem, case.federation.n_clients, case.federation.n_clients)
+    server = prepared.init_server(case.problem, case.federation.n_clients)
+    for field in prepared.info.theta_fields:
+        assert torch.equal(getattr(server, field), case.problem.theta0.expand_as(getattr(server, field))), field
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_order_of_replies_is_irrelevant(name: str) -> None:
     algorithm, case = REGISTRY[name](), suited_case(name)
     for phases in rounds_of(turns_of(name)):
         k = len(phases[0].cohort.clients)
@@ -220,27 +125,38 @@ def test_order_of_answers_is_irrelevant(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_steps_leave_their_arguments_alone(name: str) -> None:
-    """A held or interrupted round goes back to the states before it, so nobody may write into them."""
+    """A held or interrupted round goes back to the states before it, so no step may write into them."""
     algorithm, case = REGISTRY[name](), suited_case(name)
     prepared = algorithm.prepare(case.problem, case.federation.n_clients, len(turns_of(name)[0].cohort.clients))
     for turn in turns_of(name):
         given = (turn.server, turn.sent, turn.memory_before, turn.updates)
         copies = [map_tensors(torch.clone, record) for record in given]
         prepared.client_step(case.problem, row(turn.tasks, 0), turn.sent, row(turn.memory_before, 0))
-        first = prepared.server_step(turn.server, turn.updates, turn.cohort)
-        for record, copy in zip(given, copies, strict=True):
-            for (field, mine), other in zip(named_tensors(record).items(), tensors(copy), strict=True):
-                left_alone = torch.equal(mine.nan_to_num(), other.nan_to_num())
-                assert left_alone or (record is turn.server and field in prepared.reuses), field
-        again = prepared.server_step(turn.server, turn.updates, turn.cohort)  # what counts is still there
-        for mine, other in zip(tensors(again.server), tensors(first.server), strict=True):
-            assert torch.equal(mine.nan_to_num(), other.nan_to_num())
+        steps = [prepared.server_step(turn.server, Replies(turn.updates), turn.cohort) for _ in range(2)]
+        assert all(is_same(record, copy) for record, copy in zip(given, copies, strict=True))
+        assert is_same(steps[0].server, steps[1].server)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_later_steps_leave_earlier_states_alone(name: str) -> None:
+    """After four rounds, everything that was sent, kept or returned on the way still has the bits that it had then."""
+    case = suited_case(name)
+    size = cohort_size(share_for(name, case, 2 / 3), case.federation.n_clients)
+    held: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+
+    def hold(turn: Turn) -> None:
+        records = (turn.server, turn.sent, turn.tasks, turn.memory_before, turn.memory_after, turn.updates)
+        held.extend((record, map_tensors(torch.clone, record)) for record in (*records, turn.step.server))
+
+    played_turns(REGISTRY[name](), case, rounds=4, cohort_size=size, on_turn=hold)
+    for record, then in held:
+        assert is_same(record, then), type(record).__name__
 
 
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("name", METHODS)
 def test_stays_finite_on_hard_federations(name: str, edge: str) -> None:
-    case = clients_edge(name, edge)
+    case = hard_case(name, edge)
     refusal = refusal_of(name, case, case.participation)
     if refusal is not None:
         pytest.skip(f"{name} refuses: {refusal}")
@@ -271,8 +187,8 @@ def test_goes_on_without_a_broken_client(name: str) -> None:
 @pytest.mark.parametrize(("kind", "bowl"), [(kind, n) for kind, cases in BOWLS.items() for n in range(len(cases))])
 @pytest.mark.parametrize("name", METHODS)
 def test_mean_loss_falls_on_a_bowl(name: str, kind: str, bowl: int) -> None:
-    if kind not in REGISTRY[name].suits:
-        pytest.skip(f"{name} does not suit {kind} problems")
+    if kind not in REGISTRY[name].info.problem_kinds:
+        pytest.skip(f"{name} is not for {kind} problems")
     case = BOWLS[kind][bowl]()
     seldom = Evaluation(every=6, participants=False)
     result = run(REGISTRY[name](), case.problem, case.federation, rounds=6, evaluation=seldom)
@@ -300,7 +216,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path)
     share = share_for(name, case, 0.5)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
 
-    def played(out: Path, *, resume: bool = False, observers: tuple[Interrupter, ...] = ()) -> RunResult:
+    def result_in(out: Path, *, resume: bool = False, observers: tuple[Interrupter, ...] = ()) -> RunResult:
         return run(
             REGISTRY[name](),
             case.problem,
@@ -313,10 +229,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path)
             observers=observers,
         )
 
-    straight = played(whole)
-    half = played(parts, observers=(Interrupter(after_round=1),))
+    straight = result_in(whole)
+    half = result_in(parts, observers=(Interrupter(after_round=1),))
     assert (half.summary["status"], half.summary["rounds"]) == ("interrupted", 2)
-    resumed = played(parts, resume=True)
+    resumed = result_in(parts, resume=True)
 
     assert torch.equal(resumed.theta, straight.theta)
     assert (parts / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

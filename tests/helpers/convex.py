@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.curvature import client_gradient, client_hessian, least_squares_problem
+from dqnfed.core.curvature import least_squares_problem
 from dqnfed.core.federation import Examples, Federation
+from dqnfed.core.replies import FloatArray, Replies
+from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_for
 from dqnfed.experiments.convex_problems import ConvexProblem, solved, synthetic_rows
-from dqnfed.sim.cohort import vectorised
-from dqnfed.sim.engine import cohort_size, fresh_state, play_round
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.engine import cohort_size, fresh_state, run_round
 from dqnfed.sim.state import Evaluation, Setup
+from dqnfed.sim.tasks import TaskBuilder
+from tests.helpers.numpy_clients import LeastSquares, Logistic, NumpyClient
 
 
 class Played(NamedTuple):
@@ -65,8 +69,24 @@ def least_squares(
     return ConvexProblem("least squares", problem, federation, best, float(loss))
 
 
+class SumsOnly(Replies[Any]):
+    """Replies of which a server can have scalars and weighted sums alone."""
+
+    def rows(self, field: str) -> Tensor:
+        raise AssertionError(f"the server asked for the rows of '{field}'")
+
+    def gram(self, field: str, extra: Any = None) -> FloatArray:
+        raise AssertionError(f"the server asked for the products of '{field}'")
+
+
 def played(
-    algorithm: AnyAlgorithm, convex: ConvexProblem, rounds: int, *, participation: float = 1.0, seed: int = 0
+    algorithm: AnyAlgorithm,
+    convex: ConvexProblem,
+    rounds: int,
+    *,
+    participation: float = 1.0,
+    seed: int = 0,
+    replies: Callable[[Any], Replies[Any]] = Replies,
 ) -> Played:
     """Return the states of a run of the real engine."""
     problem, federation = convex.problem, convex.federation
@@ -82,28 +102,40 @@ def played(
         vectorised(),
         Evaluation(every=rounds + 2, participants=False),
         Policy(max_update_norm=math.inf),
-        Feed(federation, problem, prepared, seed),
+        TaskBuilder(federation, problem, prepared, seed),
+        replies=replies,
     )
     state = fresh_state(setup)
     servers, memories, records = [state.server], [None], []
     for _ in range(rounds):
-        record, _rows = play_round(setup, state)
+        record, _rows = run_round(setup, state)
         servers.append(state.server)
         memories.append(state.memory.rows)
         records.append(record)
     return Played(servers, memories, records)
 
 
+def numpy_clients(convex: ConvexProblem) -> list[NumpyClient]:
+    """Return the clients in plain NumPy: an oracle that shares nothing with the package."""
+    train, starts = convex.federation.train, convex.federation.train.starts.tolist()
+    A, b, ridge = train.inputs.numpy(), train.targets.numpy(), convex.problem.ridge
+    kind = LeastSquares if convex.problem.score_name == "negative squared error" else Logistic
+    return [kind(A[start:end], b[start:end], ridge) for start, end in pairwise(starts)]
+
+
 def gradients(convex: ConvexProblem, theta: Tensor) -> Tensor:
     """Return every client's gradient [K, n]."""
-    found: Tensor = vmap(lambda task: client_gradient(convex.problem, task, theta))(convex.tasks)
-    return found
+    return torch.from_numpy(np.stack([client.gradient(theta.numpy()) for client in numpy_clients(convex)]))
 
 
 def hessians(convex: ConvexProblem, theta: Tensor) -> Tensor:
     """Return every client's Hessian [K, n, n]."""
-    found: Tensor = vmap(lambda task: client_hessian(convex.problem, task, theta))(convex.tasks)
-    return found
+    return torch.from_numpy(np.stack([client.hessian(theta.numpy()) for client in numpy_clients(convex)]))
+
+
+def losses(convex: ConvexProblem, theta: Tensor) -> Tensor:
+    """Return every client's loss [K]."""
+    return torch.tensor([client.loss(theta.numpy()) for client in numpy_clients(convex)], dtype=torch.float64)
 
 
 def newton_step(convex: ConvexProblem, theta: Tensor) -> Tensor:

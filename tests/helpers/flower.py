@@ -21,7 +21,7 @@ from dqnfed.sim.state import Evaluation
 from tests.helpers.bowls import Case
 
 App = Callable[[Message, Context], Message]
-Fault = Callable[[Message, Context, App], Message]  # what a client does instead of answering through its app
+Fault = Callable[[Message, Context, App], Message]  # what a client does instead of replying through its app
 
 
 class Moment(NamedTuple):
@@ -40,25 +40,25 @@ def moment_of(message: Message, context: Context) -> Moment:
 
 
 def with_faults(app: App, fault_at: Callable[[Moment], Fault | None]) -> App:
-    """Return the app that fails where it is told to."""
+    """Return the app that fails where the plan says so."""
 
-    def answer(message: Message, context: Context) -> Message:
+    def reply(message: Message, context: Context) -> Message:
         fault = fault_at(moment_of(message, context))
         return app(message, context) if fault is None else fault(message, context, app)
 
-    return answer
+    return reply
 
 
 def changed(change: Callable[[str, Tensor], Tensor]) -> Fault:
-    """Return the client that changes the tensors of its honest answer, by field name."""
+    """Return the client that changes the tensors of its honest reply, by field name."""
 
-    def answer(message: Message, context: Context, app: App) -> Message:
+    def fault(message: Message, context: Context, app: App) -> Message:
         reply = app(message, context)
         named = named_arrays(reply.content.array_records["update"])
         reply.content["update"] = array_record({name: change(name, t) for name, t in named.items()})
         return reply
 
-    return answer
+    return fault
 
 
 def raises(message: Message, context: Context, app: App) -> Message:
@@ -74,7 +74,7 @@ def is_dead(message: Message, context: Context, app: App) -> Message:
     raise TimeoutError
 
 
-def speaks_nonsense(message: Message, context: Context, app: App) -> Message:
+def sends_nonsense(message: Message, context: Context, app: App) -> Message:
     reply = app(message, context)
     del reply.content["update"]
     return reply
@@ -150,5 +150,5 @@ def deployed(
 
 
 def scaled(factor: float, *names: str) -> Fault:
-    """Return the client that multiplies the named fields of its answers, or all of them."""
+    """Return the client that multiplies the named fields of its replies, or all of them."""
     return changed(lambda name, t: factor * t if not names or name in names else t)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
+from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.tensors import row
-from dqnfed.sim.cohort import vectorised
-from dqnfed.sim.engine import cohort_size, fresh_state, play_round
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.engine import cohort_size, fresh_state, run_round
 from dqnfed.sim.state import Evaluation, Record, Setup, State
+from dqnfed.sim.tasks import TaskBuilder
 
 
 class Played(NamedTuple):
@@ -42,13 +41,15 @@ def play(
     """Return the states that the engine goes through in the given number of rounds."""
     size = cohort_size(participation, federation.n_clients)
     prepared = algorithm.prepare(problem, federation.n_clients, size)
-    feed = Feed(federation, problem, prepared, seed)
+    tasks = TaskBuilder(federation, problem, prepared, seed)
     evaluation = Evaluation(every=rounds + 1)
-    setup = Setup(prepared, problem, federation, rounds, size, seed, vectorised(), evaluation, policy or Policy(), feed)
+    setup = Setup(
+        prepared, problem, federation, rounds, size, seed, vectorised(), evaluation, policy or Policy(), tasks
+    )
     state = fresh_state(setup)
     servers, records = [state.server], []
     for _ in range(rounds):
-        record, _rows = play_round(setup, state)
+        record, _rows = run_round(setup, state)
         servers.append(state.server)
         records.append(record)
-    return Played(state, [torch.clone(server.theta) for server in servers], servers, records)
+    return Played(state, [server.theta for server in servers], servers, records)

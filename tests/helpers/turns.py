@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status
 from dqnfed.core.problem import Task
-from dqnfed.core.tensors import gather, map_tensors
-from dqnfed.sim.cohort import Looped
-from dqnfed.sim.feed import Feed, sampled_clients
+from dqnfed.core.replies import Replies
+from dqnfed.core.runners import Looped
+from dqnfed.core.tensors import gather
 from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.tasks import TaskBuilder, sampled_clients
 from tests.helpers.bowls import Case
 
 
@@ -29,37 +31,46 @@ class Turn(NamedTuple):
     step: ServerStep[Any]
 
 
-def played_turns(algorithm: AnyAlgorithm, case: Case, *, rounds: int, cohort_size: int) -> list[Turn]:
-    """Return every phase of the rounds, clients looped one by one, nobody screened."""
+def played_turns(
+    algorithm: AnyAlgorithm,
+    case: Case,
+    *,
+    rounds: int,
+    cohort_size: int,
+    replies: Callable[[Any], Replies[Any]] = Replies,
+    on_turn: Callable[[Turn], None] = lambda _: None,
+) -> list[Turn]:
+    """Return every phase of the rounds, clients looped one by one, nobody screened; `on_turn` gets each at once."""
     problem, federation, _ = case
     prepared = algorithm.prepare(problem, federation.n_clients, cohort_size)
-    feed, store = Feed(federation, problem, prepared, 0), MemoryStore(prepared, problem, federation.n_clients)
+    builder = TaskBuilder(federation, problem, prepared, 0)
+    store = MemoryStore(prepared, problem, federation.n_clients)
     server = prepared.init_server(problem, federation.n_clients)
     turns: list[Turn] = []
     for round in range(rounds):
         sampled = sampled_clients(0, round, federation.n_clients, cohort_size)
-        clients = prepared.cohort(server, round, sampled, federation.n_clients)
-        tasks = feed.tasks(clients, round)
+        clients = prepared.select(server, round, sampled, federation.n_clients)
+        tasks = builder.stacked(clients, round)
         cohort = Cohort(clients, federation.n_examples[clients], federation.n_clients, round)
         status = Status.AGAIN
         while status is Status.AGAIN:
             sent, before = prepared.send(server), store.get(clients, tasks)
             updates, after = Looped()(prepared, problem, tasks, sent, before)
-            as_it_was = map_tensors(torch.clone, server)  # of what a method reuses, later steps leave nothing
-            step = prepared.server_step(server, updates, cohort)
+            step = prepared.server_step(server, replies(updates), cohort)
             store.put(clients, after)
-            turns.append(Turn(as_it_was, sent, tasks, before, after, updates, cohort, step))
+            turns.append(Turn(server, sent, tasks, before, after, updates, cohort, step))
+            on_turn(turns[-1])
             server, status = step.server, step.status
     return turns
 
 
 def replayed_round(algorithm: AnyAlgorithm, case: Case, phases: list[Turn], order: Tensor) -> Any:
-    """Return the server after the phases of one round whose answers reach it in another order."""
+    """Return the server after the phases of one round whose replies reach it in another order."""
     prepared = algorithm.prepare(case.problem, case.federation.n_clients, len(order))
     server = phases[0].server
     for turn in phases:
         permuted = turn.cohort._replace(clients=turn.cohort.clients[order], n_examples=turn.cohort.n_examples[order])
-        server = prepared.server_step(server, gather(turn.updates, order), permuted).server
+        server = prepared.server_step(server, Replies(gather(turn.updates, order)), permuted).server
     return server
 
 

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import bisect
 
-Floats = NDArray[np.float64]
+from tests.helpers.numpy_clients import Floats, NumpyClient, largest_eigenpair
 
 
-class Logistic:
-    """One client's ridge logistic loss."""
-
-    def __init__(self, A: Floats, b: Floats, ridge: float) -> None:
-        self.A, self.b, self.ridge = A, b, ridge
-
-    def loss(self, x: Floats) -> float:
-        return float(np.logaddexp(0.0, -self.b * (self.A @ x)).mean() + self.ridge / 2 * (x @ x))
-
-    def gradient(self, x: Floats) -> Floats:
-        z = self.b * (self.A @ x)
-        return np.asarray(-(self.A.T @ (self.b * np.exp(-np.logaddexp(0.0, z)))) / len(z) + self.ridge * x)
-
-    def hessian(self, x: Floats) -> Floats:
-        z = self.b * (self.A @ x)
-        weights = np.exp(-np.logaddexp(0.0, z) - np.logaddexp(0.0, -z)) / len(z)
-        return np.asarray((self.A.T * weights) @ self.A + self.ridge * np.eye(len(x)))
-
-
-def fednl_cr_losses(clients: list[Logistic], rounds: int) -> list[float]:
+def fednl_cr_losses(clients: list[NumpyClient], rounds: int) -> list[float]:
     """Return the mean losses of FedNL-CR with Rank-1 compression, unit learning rate and estimates from zero."""
     n, n_clients = clients[0].A.shape[1], len(clients)
     M = np.mean([np.mean(np.linalg.norm(c.A, axis=1) ** 3) for c in clients]) / (6 * np.sqrt(3))
@@ -46,15 +26,13 @@ def fednl_cr_losses(clients: list[Logistic], rounds: int) -> list[float]:
         r = bisect(length_excess, 0.0, np.sqrt(2 * np.linalg.norm(g) / M) + 1e-30, xtol=1e-16, rtol=1e-15)
         x = x - np.linalg.solve(A + M * r / 2 * np.eye(n), g)
         for k, difference in enumerate(differences):
-            values, vectors = np.linalg.eigh(difference)
-            top = int(np.argmax(np.abs(values)))
-            estimates[k] = estimates[k] + values[top] * np.outer(vectors[:, top], vectors[:, top])
+            estimates[k] = estimates[k] + largest_eigenpair(difference)
         losses.append(np.mean([c.loss(x) for c in clients]))
     return [float(loss) for loss in losses]
 
 
 def q_fednew_losses(
-    clients: list[Logistic], rounds: int, *, rho: float = 0.1, alpha: float = 0.01, bits: int = 3, seed: int = 0
+    clients: list[NumpyClient], rounds: int, *, rho: float = 0.1, alpha: float = 0.01, bits: int = 3, seed: int = 0
 ) -> list[float]:
     """Return the mean losses of Q-FedNew with a new Hessian every round."""
     generator = np.random.default_rng(seed)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.experiments.convex import TOLERANCES, Entry, Trace, largest_curvature, traced
 from dqnfed.experiments.convex_problems import SYNTHETIC, ConvexProblem, client_losses, convex_problem
-from tests.helpers.convex import gradients, played
+from tests.helpers.convex import gradients, numpy_clients, played
 from tests.helpers.data import real_data
-from tests.statistical.references import Logistic, fednl_cr_losses, q_fednew_losses
+from tests.statistical.references import fednl_cr_losses, q_fednew_losses
 
 Rounds = list[int | None]
 NEVER: Rounds = [None] * 6
@@ -218,9 +217,3 @@ def test_q_fednew_agrees_with_an_independent_script(name: str) -> None:
         here = trace.rounds_to(tolerance)
         assert here is not None
         assert abs(here - known) <= max(1, 0.25 * known)
-
-
-def numpy_clients(convex: ConvexProblem) -> list[Logistic]:
-    train, starts = convex.federation.train, convex.federation.train.starts.tolist()
-    A, b = train.inputs.numpy(), train.targets.numpy()
-    return [Logistic(A[start:end], b[start:end], convex.problem.ridge) for start, end in pairwise(starts)]

@@ -1,24 +1,24 @@
-"""AdaFed: a common descent whose rates are powers of the clients' losses."""
+"""AdaFed: DQN-Fed's predecessor, whose rates are powers of the clients' losses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from dqnfed.algorithms.common_descent import CommonDescent, FloatArray
-from dqnfed.algorithms.common_descent_messages import (
-    DescentMemory,
-    DescentUpdate,
-    LocalUpdate,
-    ProbeUpdate,
-    TrialUpdate,
-)
-from dqnfed.core.algorithm import check_choice, check_range
-from dqnfed.core.digest import Digest, field_numbers
+from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.parts.messages import DescentMemory, DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate
+from dqnfed.algorithms.parts.phases import Parts
+from dqnfed.algorithms.parts.rates import Here, Rates
+from dqnfed.core.algorithm import Info, check_choice, check_range, check_used
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import FloatArray, Replies
+from dqnfed.maths.directions import bounded_rates
+
+PAPER = {"constraint": "exactly", "metric": "identity", "ridge": 0.0, "cap": False, "rate_bounds": inf}
 
 
 class RatedLocalUpdate(NamedTuple):
@@ -27,17 +27,17 @@ class RatedLocalUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaFed(CommonDescent):
+class AdaFed(DQNFed):
     r"""Adaptive common descent (Hamidi & Yang, TMLR 2024): client k's decrease is proportional to its loss^gamma.
 
     Objective: one step that lowers every participant's loss, client k's at a rate proportional to
-    :math:`d_k = (F_k - \text{floor})^\gamma`: the worse a client is off, the more it gains.
+    :math:`d_k = (F_k - \text{floor})^\gamma`: the higher a client's loss, the more it gains.
 
     Client: gradient g_k and loss F_k at theta, and the secant curvature of its loss along the last step; with `local =
     "sgd"`, `epochs` of SGD instead, whose update stands for the gradient, and F_k.
 
-    Server: u = the shortest vector with g_k'u >= d_k for all k, then theta - alpha u; metric, guards and step lengths
-    are DQN-Fed's. With `form = "paper"`: u with g_k'u = d_k exactly, and theta - step_size * u / ||u||^2.
+    Server: u = the shortest vector with g_k'u >= d_k for all k, then theta - alpha u; metric, safeguards and step
+    lengths are DQN-Fed's. With `form = "paper"`: u with g_k'u = d_k exactly, and theta - step_size * u / ||u||^2.
 
     State: server, theta, the model before and, for the metric, `metric_memory` pairs; client, theta and gradient when
     everybody takes part. The paper's form keeps nothing but theta.
@@ -56,54 +56,49 @@ class AdaFed(CommonDescent):
     Reference: Hamidi & Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024.
     """
 
-    Update: ClassVar[tuple[type, ...]] = (DescentUpdate, RatedLocalUpdate, ProbeUpdate, TrialUpdate)
+    info: ClassVar[Info] = replace(DQNFed.info, replies=(DescentUpdate, RatedLocalUpdate, ProbeUpdate, TrialUpdate))
 
+    gradient_settings: ClassVar[tuple[str, ...]] = ("cap",)
+    rates: str = field(default="loss", init=False, repr=False)
+    memory: int = field(default=1, init=False, repr=False)
     gamma: float = 1.0  # power of the loss in a client's rate, >= 0; 0: everybody's decrease is the same
     form: str = "safeguarded"  # safeguarded | paper: the direction of norm 1 / ||u|| with a fixed server step
     cap: bool = False  # rates at most 2 (f_k - floor); for gamma = 1 they always are
+    cached_clients: int | None = 0  # absent clients whose last gradients count too, >= 0; None: 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "gamma", low=0.0)
         check_choice(self, "form", ("safeguarded", "paper"))
+        check_used(self, "cap", used=self.gamma != 1.0, why="with gamma=1, whose rates are never above the cap")
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        chosen = self
-        if self.form == "paper":
-            chosen = replace(
-                self,
-                constraint="exactly",
-                metric="identity",
-                step=self.step if self.step == "diminishing" else "fixed",
-                ridge=0.0,
-                cap=False,
-                rate_bounds=inf,
-            )
-        return super(AdaFed, chosen).prepare(problem, n_clients, cohort_size)
+        if self.form != "paper":
+            return super().prepare(problem, n_clients, cohort_size)
+        for name, value in PAPER.items():
+            check_used(self, name, used=getattr(self, name) == value, why="with form='paper', which sets it")
+        step = self.step if self.step in ("fixed", "diminishing") else "fixed"
+        check_used(self, "step", used=self.step == step, why="with form='paper', but for 'fixed' and 'diminishing'")
+        chosen: dict[str, Any] = {**PAPER, "step": step}
+        return super(AdaFed, replace(self, **chosen)).prepare(problem, n_clients, cohort_size)
 
-    @property
-    def caps_rates(self) -> bool:
-        return self.cap or self.gamma == 1.0
-
-    def rate(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
-        return self.loss_rate(problem, loss)
-
-    def loss_rate(self, problem: Problem, loss: Tensor) -> Tensor:
-        """Return the rate of a client with the given loss."""
-        return (loss - problem.loss_floor).clamp(min=0.0) ** self.gamma
+    @cached_property
+    def parts(self) -> Parts:
+        parts = super().parts
+        trust = replace(parts.trust, checks_rates=self.cap or self.gamma == 1.0)
+        return parts._replace(rates=Rates("loss", power=self.gamma), trust=trust)
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         update, memory = super().client_step(problem, task, sent, memory)
         if isinstance(update, LocalUpdate):
-            rate = self.loss_rate(problem, problem.loss(sent.theta, task))
-            return RatedLocalUpdate(update.gradient, rate), memory
+            here = Here(sent.theta, update.gradient, problem.loss(sent.theta, task))
+            return RatedLocalUpdate(update.gradient, self.parts.rates.first(problem, task, here)), memory
         return update, memory
 
-    def wanted_rates(self, updates: Any, squares: FloatArray, digest: Digest | None) -> FloatArray:
-        rates = field_numbers(updates.rate, digest, "rate")
+    def wanted_rates(self, replies: Replies[Any], squares: FloatArray) -> FloatArray:
+        rates = replies.scalars("rate")
         if self.form == "paper":
             return rates
-        if self.gamma != 1.0 and isinstance(updates, DescentUpdate):
-            losses = field_numbers(updates.loss, digest, "loss")
-            rates = rates * (losses.sum() / rates.sum()) if rates.sum() > 0 else rates
-        return self._trusted_rates(rates, squares)
+        if self.gamma != 1.0 and "loss" in replies.fields and rates.sum() > 0:
+            rates = rates * (replies.scalars("loss").sum() / rates.sum())
+        return bounded_rates(rates, squares, self.rate_bounds)

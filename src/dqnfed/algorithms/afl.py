@@ -8,10 +8,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.gramian import combine
+from dqnfed.core.replies import Replies
 from dqnfed.maths.solvers import simplex_projection
 
 
@@ -29,7 +29,7 @@ class AFLUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
+class AFL(LocalWork[AFLServer, Empty, AFLUpdate]):
     """AFL, agnostic federated learning: minimax over mixtures of clients.
 
     Objective: minimise over theta the maximum over lambda in the simplex of sum_k lambda_k F_k.
@@ -58,10 +58,10 @@ class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
     Reference: Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019.
     """
 
-    Server: ClassVar[type] = AFLServer
-    Update: ClassVar[tuple[type, ...]] = (AFLUpdate,)
-    starts: ClassVar[tuple[str, ...]] = ("theta", "average")
-    # `scales` stays empty: a client without a gradient still has a loss, and dropping it would hide it from lambda
+    # no `clip_fields`: a client without a gradient still has a loss, and dropping it would hide that from lambda
+    info: ClassVar[Info] = Info(
+        server=AFLServer, replies=(AFLUpdate,), needs=("sum",), theta_fields=("theta", "average")
+    )
 
     lambda_lr: float = 0.1  # step of the clients' weights, >= 0; 0 is uniform FedSGD
     average_from: int = 0  # first round whose result enters the average, >= 0
@@ -81,14 +81,14 @@ class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
         )
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[AFLUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return AFLUpdate(sent.theta - local, problem.loss(sent.theta, task)), memory
+        delta = sent.theta - self.local_sgd(problem, task, sent.theta)
+        return AFLUpdate(delta, problem.loss(sent.theta, task)), memory
 
-    def server_step(self, server: AFLServer, updates: AFLUpdate, cohort: Cohort) -> ServerStep[AFLServer]:
-        losses = server.losses.index_copy(0, cohort.clients, updates.loss.cpu().double())
+    def server_step(self, server: AFLServer, replies: Replies[AFLUpdate], cohort: Cohort) -> ServerStep[AFLServer]:
+        losses = server.losses.index_copy(0, cohort.clients, torch.from_numpy(replies.scalars("loss")))
         present = server.weights[cohort.clients]
         factor = min(cohort.n_clients / len(present), 1.0 / max(float(present.sum()), 1e-300))
-        theta = server.theta - combine(factor * present, updates.delta)
+        theta = server.theta - replies.combine("delta", factor * present)
         raised = server.weights + self.lambda_lr * torch.where(losses.isnan(), losses.nanmean(), losses)
         weights = torch.from_numpy(simplex_projection(raised.numpy()))
         n_averaged = server.n_averaged + (1 if cohort.round >= self.average_from else 0)
@@ -97,5 +97,5 @@ class AFL(Algorithm[AFLServer, Empty, AFLUpdate]):
             AFLServer(theta, average, n_averaged, weights, losses), diagnostics={"largest_weight": float(weights.max())}
         )
 
-    def evaluated(self, server: AFLServer, memory: Empty) -> dict[str, Tensor]:
+    def models(self, server: AFLServer, memory: Empty) -> dict[str, Tensor]:
         return {"averaged": server.average, "global": server.theta}

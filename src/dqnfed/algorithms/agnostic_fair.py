@@ -8,10 +8,20 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import (
+    Cohort,
+    Empty,
+    Info,
+    ServerStep,
+    Status,
+    Theta,
+    check_choice,
+    check_range,
+    check_used,
+)
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task, cross_entropies, logistic_losses, squared_errors
-from dqnfed.maths.gramian import combine
+from dqnfed.core.replies import Replies
 from dqnfed.maths.solvers import simplex_projection
 
 
@@ -19,9 +29,9 @@ class AgnosticFairServer(NamedTuple):
     theta: Tensor  # [n]
     mixture: Tensor  # [B] weight of every group in the objective, summing to 1
     next_mixture: Tensor  # [B] after this round's ascent
-    losses: Tensor  # [B] of every group when it was last seen; NaN: never
+    losses: Tensor  # [B] of every group when it was last measured; NaN: never
     alpha: Tensor  # [B] factor on the losses of a group's examples; [1] if the server does the weighting
-    has_alpha: Tensor  # [] whether clients wait for alpha
+    has_alpha: Tensor  # [] whether this round's alpha is computed and to be sent
 
 
 class Reweighted(NamedTuple):
@@ -32,8 +42,8 @@ class Reweighted(NamedTuple):
 
 
 class GroupLosses(NamedTuple):
-    loss_sums: Tensor  # [B] of the client's training examples at theta, by group
-    counts: Tensor  # [B]
+    loss_sums: Tensor  # [B] of the client's training examples at theta, by class; [] if it is in one group
+    counts: Tensor  # [B] or []
 
 
 class AgnosticFairUpdate(NamedTuple):
@@ -41,12 +51,12 @@ class AgnosticFairUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFairUpdate]):
+class AgnosticFair(LocalWork[AgnosticFairServer, Empty, GroupLosses | AgnosticFairUpdate]):
     r"""Fairness-aware agnostic federated learning (Du et al., SDM 2021), with indicator kernels.
 
     Objective: minimise over theta the maximum over alpha of the mean of alpha(x) loss(x), where the factor alpha(x) =
     sum_b alpha_b K_b(x) is non-negative with mean 1 over the examples. K_b is the indicator of group b: a class, a
-    client, or everybody. With q_b the group's share of the examples and lambda_b = alpha_b q_b this is the maximum of
+    client, or all examples. With q_b the group's share of the examples and lambda_b = alpha_b q_b this is the maximum of
     sum_b lambda_b L_b over the simplex, L_b the group's mean loss.
 
     Client: phase 1, the sum of its losses and the number of its examples in every group, at theta; phase 2, `epochs`
@@ -71,10 +81,13 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
     Reference: Du, Xu, Wu & Tong, Fairness-aware Agnostic Federated Learning, SDM 2021.
     """
 
-    Server: ClassVar[type] = AgnosticFairServer
-    Sent: ClassVar[tuple[type, ...]] = (Theta, Reweighted)
-    Update: ClassVar[tuple[type, ...]] = (GroupLosses, AgnosticFairUpdate)
-    # `scales` stays empty: a client without a gradient still has losses, and a clipped one would unbalance the mixture
+    info: ClassVar[Info] = Info(
+        server=AgnosticFairServer,
+        messages=(Theta, Reweighted),
+        replies=(GroupLosses, AgnosticFairUpdate),
+        needs=("sum",),
+        clip_fields=(),  # a client without a gradient still has losses, and a clipped one would unbalance the mixture
+    )
 
     groups: str = "auto"  # class | client | constant | auto: class for the cross-entropy of a module, else client
     mixture_lr: float = 0.01  # step of the groups' weights, >= 0; 0 keeps them equal
@@ -86,6 +99,7 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
         check_range(self, "mixture_lr", low=0.0)
         if self.n_classes is not None:
             check_range(self, "n_classes", low=1)
+        self._check_used(self.groups)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         groups = self.groups
@@ -97,8 +111,13 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
                 "AgnosticFair: groups='class' needs targets that are class numbers, but the loss of this problem is "
                 f"{problem.losses.__name__}; use the cross-entropy, groups='client' or groups='constant'."
             )
-        n_classes = self.n_classes or (problem.layout[-1][1][0] if groups == "class" else 1)
+        self._check_used(groups)
+        n_classes = (self.n_classes or problem.layout[-1][1][0]) if groups == "class" else None
         return replace(self, groups=groups, n_classes=n_classes)
+
+    def _check_used(self, groups: str) -> None:
+        check_used(self, "n_classes", used=groups in ("auto", "class"), why=f"with groups='{groups}'")
+        check_used(self, "mixture_lr", used=groups != "constant", why="with groups='constant', which is one group")
 
     def init_server(self, problem: Problem, n_clients: int) -> AgnosticFairServer:
         n_groups = {"client": n_clients, "constant": 1}.get(self.groups, self.n_classes or 1)
@@ -115,8 +134,7 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
     ) -> tuple[GroupLosses | AgnosticFairUpdate, Empty]:
         if isinstance(sent, Theta):
             return self._group_losses(problem, task, sent.theta), memory
-        weighted = replace(problem, losses=self._reweighted(problem, sent.alpha))
-        local = local_sgd(weighted, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+        local = self.local_sgd(self._reweighted(problem, sent.alpha), task, sent.theta)
         return AgnosticFairUpdate(sent.theta - local), memory
 
     def _group_losses(self, problem: Problem, task: Task, theta: Tensor) -> GroupLosses:
@@ -124,42 +142,41 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
             theta.square().sum()
         )
         if self.groups != "class":
-            return GroupLosses((losses * task.mask).sum()[None], task.mask.sum()[None])
-        members = (task.targets[:, None] == torch.arange(self.n_classes or 1, device=task.targets.device)).to(
-            losses.dtype
-        ) * task.mask[:, None]
+            return GroupLosses((losses * task.mask).sum(), task.mask.sum())
+        is_member = task.targets[:, None] == torch.arange(self.n_classes or 1, device=task.targets.device)
+        members = is_member.to(losses.dtype) * task.mask[:, None]
         return GroupLosses(losses @ members, members.sum(0))
 
-    def _reweighted(self, problem: Problem, alpha: Tensor) -> Any:
+    def _reweighted(self, problem: Problem, alpha: Tensor) -> Problem:
         if self.groups != "class":
-            return problem.losses
-        return lambda outputs, targets: alpha[targets] * problem.losses(outputs, targets)
+            return problem
+        return replace(problem, losses=lambda outputs, targets: alpha[targets] * problem.losses(outputs, targets))
 
     def server_step(
-        self, server: AgnosticFairServer, updates: GroupLosses | AgnosticFairUpdate, cohort: Cohort
+        self, server: AgnosticFairServer, replies: Replies[GroupLosses | AgnosticFairUpdate], cohort: Cohort
     ) -> ServerStep[AgnosticFairServer]:
-        if isinstance(updates, GroupLosses):
-            return ServerStep(self._raised(server, updates, cohort), Status.AGAIN)
+        if replies.kind is GroupLosses:
+            return ServerStep(self._after_ascent(server, replies, cohort), Status.AGAIN)
         if self.groups == "client":
             present = server.mixture[cohort.clients]
             weights = present * min(cohort.n_clients / len(present), 1.0 / max(float(present.sum()), 1e-300))
         else:
             weights = cohort.n_examples.double() / cohort.n_examples.sum()
         moved = server._replace(
-            theta=server.theta - combine(weights, updates.delta),
+            theta=server.theta - replies.combine("delta", weights),
             mixture=server.next_mixture,
             has_alpha=torch.tensor(False),
         )
         return ServerStep(moved, diagnostics={"largest_mixture_weight": float(moved.mixture.max())})
 
-    def _raised(self, server: AgnosticFairServer, updates: GroupLosses, cohort: Cohort) -> AgnosticFairServer:
+    def _after_ascent(self, server: AgnosticFairServer, replies: Replies[Any], cohort: Cohort) -> AgnosticFairServer:
         """Return the state with this round's alpha and, for the next one, the mixture after the ascent."""
-        sums, counts = updates.loss_sums.double().cpu(), updates.counts.double().cpu()
         alpha = server.alpha
         if self.groups == "client":
-            losses = server.losses.index_copy(0, cohort.clients, (sums / counts)[:, 0])
+            means = torch.from_numpy(replies.scalars("loss_sums") / replies.scalars("counts"))
+            losses = server.losses.index_copy(0, cohort.clients, means)
         else:
-            sums, counts = sums.sum(0), counts.sum(0)
+            sums, counts = self._totals(replies, "loss_sums"), self._totals(replies, "counts")
             present = counts > 0
             losses = torch.where(present, sums / counts.clamp(min=1.0), server.losses)
             here = torch.where(present, server.mixture, 0.0)
@@ -168,6 +185,12 @@ class AgnosticFair(Algorithm[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
         raised = server.mixture + self.mixture_lr * torch.where(losses.isnan(), losses.nanmean(), losses)
         projected = torch.from_numpy(simplex_projection(raised.numpy()))
         return server._replace(next_mixture=projected, losses=losses, alpha=alpha, has_alpha=torch.tensor(True))
+
+    def _totals(self, replies: Replies[Any], field: str) -> Tensor:
+        """Return the field's sum over clients for every group [B], in float64 on the host."""
+        if self.groups == "class":
+            return replies.combine(field, torch.ones(len(replies), dtype=torch.float64)).double().cpu()
+        return torch.tensor([replies.scalars(field).sum()])
 
     def passes(self, sent: Any) -> float:
         return 0.5 if isinstance(sent, Theta) else float(self.epochs)

@@ -1,4 +1,4 @@
-"""A line search on the mean loss, one trial a phase: the server proposes, every client sends one number.
+"""A line search on the mean loss, one trial a phase: the server sends a model, every client replies with its loss.
 
 Not a method of its own; `fednl-ls`, `shed`, `fedns` and the network forms use it.
 """
@@ -17,13 +17,13 @@ MAX_TRIALS = 60
 
 
 class Trial(NamedTuple):
-    """A candidate for the next model; clients answer with their loss there."""
+    """A candidate for the next model; clients reply with their loss there."""
 
     theta: Tensor  # [n]
 
 
 class TrialLoss(NamedTuple):
-    """A client's loss at the candidate; not finite: the trial went too far, which is an answer, not a fault."""
+    """A client's loss at the candidate; not finite: the trial went too far, which is no fault."""
 
     trial_loss: Tensor  # []
 
@@ -48,12 +48,12 @@ def no_search(theta: Tensor) -> Search:
     return Search(torch.zeros_like(theta), zero, zero.clone(), zero.clone(), torch.zeros((), dtype=torch.long))
 
 
-def begun_search(step: Tensor, loss: Tensor, slope: Tensor) -> Search:
-    """Return the search that tries the whole step first."""
-    return Search(step, loss, slope, torch.ones_like(loss), torch.ones((), dtype=torch.long))
+def new_search(step: Tensor, loss: float, slope: Tensor) -> Search:
+    """Return the search that tries the whole step first; `loss` is the mean loss at theta."""
+    return Search(step, step.new_tensor(loss), slope, torch.ones_like(slope), torch.ones((), dtype=torch.long))
 
 
-def is_accepted(search: Search, trial_loss: Tensor, sufficient: float) -> bool:
+def is_accepted(search: Search, trial_loss: float, sufficient: float) -> bool:
     """Return whether the mean loss falls by `sufficient` of its first-order decrease, up to rounding."""
     rounding = ROUNDING * torch.finfo(search.loss.dtype).eps * search.loss.abs()
     return bool(trial_loss <= search.loss - sufficient * search.length * search.slope + rounding)
@@ -64,8 +64,8 @@ def shortened(search: Search, factor: float) -> Search:
     return search._replace(length=search.length * factor, n_trials=search.n_trials + 1)
 
 
-class Judged(NamedTuple):
-    """What became of a trial."""
+class Outcome(NamedTuple):
+    """The server's state after a trial."""
 
     theta: Tensor  # [n] the accepted model, or the one before
     search: Search  # over, or with its next trial
@@ -73,11 +73,11 @@ class Judged(NamedTuple):
     diagnostics: dict[str, float]
 
 
-def judged(theta: Tensor, search: Search, trial_loss: Tensor, sufficient: float, shrink: float) -> Judged:
+def after_trial(theta: Tensor, search: Search, trial_loss: float, sufficient: float, shrink: float) -> Outcome:
     """Return the next model if the trial is accepted, the next trial if not, or theta itself after the last one."""
     diagnostics = {"length": float(search.length), "trials": float(search.n_trials)}
     if is_accepted(search, trial_loss, sufficient):
-        return Judged(theta - search.length * search.step, no_search(theta), Status.NEXT, diagnostics)
+        return Outcome(theta - search.length * search.step, no_search(theta), Status.NEXT, diagnostics)
     if int(search.n_trials) >= MAX_TRIALS:
-        return Judged(theta, no_search(theta), Status.HOLD, diagnostics)
-    return Judged(theta, shortened(search, shrink), Status.AGAIN, {})
+        return Outcome(theta, no_search(theta), Status.HOLD, diagnostics)
+    return Outcome(theta, shortened(search, shrink), Status.AGAIN, {})

@@ -8,9 +8,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_range
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import PRODUCT_PASSES, client_gradient, hessian_product
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.conjugate_gradient import CG, cg_next, cg_start
 
 
@@ -37,7 +39,7 @@ class Product(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiSCO(Algorithm[DiSCOServer, Empty, Slope | Product]):
+class DiSCO(LocalWork[DiSCOServer, Empty, Slope | Product]):
     """Distributed self-concordant optimisation (Zhang & Xiao, ICML 2015).
 
     Objective: the mean of the clients' losses, self-concordant and convex.
@@ -61,10 +63,14 @@ class DiSCO(Algorithm[DiSCOServer, Empty, Slope | Product]):
     Curvature: exact Hessian, by products.
     """
 
-    Server: ClassVar[type] = DiSCOServer
-    Sent: ClassVar[tuple[type, ...]] = (Theta, Multiply)
-    Update: ClassVar[tuple[type, ...]] = (Slope, Product)
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=DiSCOServer,
+        messages=(Theta, Multiply),
+        replies=(Slope, Product),
+        needs=("sum",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     rtol: float = 1e-4  # of the gradient's norm, in (0, 1)
     max_products: int = 150  # a round, 1 to 190: the engine allows 200 phases
@@ -88,12 +94,14 @@ class DiSCO(Algorithm[DiSCOServer, Empty, Slope | Product]):
             return Slope(client_gradient(problem, task, sent.theta)), memory
         return Product(hessian_product(problem, task, sent.theta, sent.vector)), memory
 
-    def server_step(self, server: DiSCOServer, updates: Slope | Product, cohort: Cohort) -> ServerStep[DiSCOServer]:
-        if isinstance(updates, Slope):
-            gradient = updates.gradient.mean(0)
-            begun = DiSCOServer(server.theta, cg_start(gradient), self.rtol * gradient.norm(), torch.tensor(0))
-            return ServerStep(begun, Status.AGAIN)
-        product = updates.product.mean(0)
+    def server_step(
+        self, server: DiSCOServer, replies: Replies[Slope | Product], cohort: Cohort
+    ) -> ServerStep[DiSCOServer]:
+        if replies.kind is Slope:
+            gradient = replies.mean("gradient")
+            enough = self.rtol * gradient.norm()
+            return ServerStep(DiSCOServer(server.theta, cg_start(gradient), enough, torch.tensor(0)), Status.AGAIN)
+        product = replies.mean("product")
         curved = bool(server.solve.direction @ product > 0)
         solve = cg_next(server.solve, product)
         n_products = server.n_products + 1

@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate, client_weights
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Theta, check_choice, check_range
-from dqnfed.core.graphed_sgd import Pull
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Theta, check_choice, check_range, check_used
+from dqnfed.core.kernels import Pull
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
+from dqnfed.core.replies import Replies
 
 
 class DittoMemory(NamedTuple):
@@ -20,7 +20,7 @@ class DittoMemory(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Algorithm[FedAvgServer, DittoMemory, FedAvgUpdate]):
+class Ditto(LocalWork[FedAvgServer, DittoMemory, FedAvgUpdate]):
     r"""Personal models regularised towards the global one (Li et al., ICML 2021, Algorithm 1).
 
     Objective: for every client k, :math:`\min_v F_k(v) + \frac{\lambda}{2} \|v - \theta\|^2`, theta FedAvg's model.
@@ -31,7 +31,7 @@ class Ditto(Algorithm[FedAvgServer, DittoMemory, FedAvgUpdate]):
 
     Server: theta - server_lr * sum_k w_k delta_k: FedAvg, to the bit.
 
-    State: client, its personal model (n floats), which starts at theta_0 and rests in rounds it does not take part in;
+    State: client, its personal model (n floats), which starts at theta_0 and stays as it is in rounds without the client;
     server, theta.
 
     Payload: n floats up, n down.
@@ -48,10 +48,14 @@ class Ditto(Algorithm[FedAvgServer, DittoMemory, FedAvgUpdate]):
     Reference: Li, Hu, Beirami & Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
     """
 
-    Server: ClassVar[type] = FedAvgServer
-    Memory: ClassVar[type] = DittoMemory
-    Update: ClassVar[tuple[type, ...]] = (FedAvgUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(
+        server=FedAvgServer,
+        memory=DittoMemory,
+        replies=(FedAvgUpdate,),
+        needs=("sum",),
+        clip_fields=("delta",),
+        personal=True,
+    )
 
     lam: float = 1.0  # pull of the global model on the personal ones, >= 0; 0: purely local models
     personal_lr: float | None = None  # > 0, with lr's decay; None: lr
@@ -65,12 +69,9 @@ class Ditto(Algorithm[FedAvgServer, DittoMemory, FedAvgUpdate]):
         if self.personal_lr is not None:
             check_range(self, "personal_lr", low=0.0, open_low=True)
         check_choice(self, "proximal", ("implicit", "explicit"))
+        check_used(self, "proximal", used=self.lam > 0, why="with lam = 0, where there is no pull")
         check_range(self, "server_lr", low=0.0, open_low=True)
         check_choice(self, "weighting", ("examples", "uniform"))
-
-    @property
-    def is_personal(self) -> bool:
-        return True
 
     def init_server(self, problem: Problem, n_clients: int) -> FedAvgServer:
         return FedAvgServer(problem.theta0.clone())
@@ -81,20 +82,22 @@ class Ditto(Algorithm[FedAvgServer, DittoMemory, FedAvgUpdate]):
     def client_step(
         self, problem: Problem, task: Task, sent: Theta, memory: DittoMemory
     ) -> tuple[FedAvgUpdate, DittoMemory]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return FedAvgUpdate(sent.theta - local), DittoMemory(self._personal(problem, task, sent.theta, memory.personal))
+        delta = sent.theta - self.local_sgd(problem, task, sent.theta)
+        return FedAvgUpdate(delta), DittoMemory(self._personal(problem, task, sent.theta, memory.personal))
 
     def _personal(self, problem: Problem, task: Task, anchor: Tensor, personal: Tensor) -> Tensor:
         if self.personal_lr is not None:
             task = task._replace(lr=task.lr * (self.personal_lr / self.lr))
         pull = Pull(anchor, self.lam, implicit=self.proximal == "implicit") if self.lam else None
-        return local_sgd(problem, task, personal, momentum=self.momentum, weight_decay=self.weight_decay, pull=pull)
+        return self.local_sgd(problem, task, personal, pull=pull)
 
-    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
-        step = mean_step(updates.delta, client_weights(self.weighting, cohort))
+    def server_step(
+        self, server: FedAvgServer, replies: Replies[FedAvgUpdate], cohort: Cohort
+    ) -> ServerStep[FedAvgServer]:
+        step = replies.combine("delta", client_weights(self.weighting, cohort))
         return ServerStep(FedAvgServer(server.theta - self.server_lr * step))
 
-    def evaluated(self, server: FedAvgServer, memory: DittoMemory) -> dict[str, Tensor]:
+    def models(self, server: FedAvgServer, memory: DittoMemory) -> dict[str, Tensor]:
         return {"personal": memory.personal, "global": server.theta}
 
     def passes(self, sent: Theta) -> float:

@@ -9,11 +9,14 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.common_descent_messages import Models
-from dqnfed.algorithms.dqn_fed import MAX_HESSIAN, newton_direction
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, check_choice, check_range
+from dqnfed.algorithms.parts.messages import Models
+from dqnfed.algorithms.parts.rates import MAX_HESSIAN
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, check_choice, check_range, check_used
+from dqnfed.core.curvature import newton_direction
 from dqnfed.core.gradients import loss_gradient
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.directions import rate_matching_step
 from dqnfed.maths.quasi_newton import Pairs, empty_pairs, lbfgs_direct_rate, lbfgs_rate, push_pair
 
@@ -33,7 +36,7 @@ class LiteralUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
+class DQNFedLiteral(LocalWork[LiteralServer, LiteralMemory, LiteralUpdate]):
     r"""Algorithm 1 of DQN-Fed (Hamidi & Ye, TMLR 2025), read literally; it diverges on heterogeneous clients.
 
     Objective: theta moves so that client k's loss falls at the rate :math:`d_k = g_k^\top B_k g_k`.
@@ -59,16 +62,19 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
     Reference: Hamidi & Ye, Distributed Quasi-Newton Method for Fair and Fast Federated Learning, TMLR 2025.
     """
 
-    Server: ClassVar[type] = LiteralServer
-    Memory: ClassVar[type] = LiteralMemory
-    Sent: ClassVar[tuple[type, ...]] = (Models,)
-    Update: ClassVar[tuple[type, ...]] = (LiteralUpdate,)
-    starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
-    diverges: ClassVar[bool] = True
-    exemptions: ClassVar[dict[str, str]] = {
-        "test_mean_loss_falls_on_a_bowl": "the paper's step length diverges on heterogeneous clients",
-        "test_stays_finite_on_hard_federations": "the paper's step is unbounded where gradients are nearly dependent",
-    }
+    info: ClassVar[Info] = Info(
+        server=LiteralServer,
+        memory=LiteralMemory,
+        messages=(Models,),
+        replies=(LiteralUpdate,),
+        theta_fields=("theta", "theta_before"),
+        local_work=frozenset({"lr", "epochs", "lr_decay", "lr_decay_every"}),
+        diverges=True,
+        exemptions={
+            "test_mean_loss_falls_on_a_bowl": "the paper's step length diverges on heterogeneous clients",
+            "test_stays_finite_on_hard_federations": "the paper's step is unbounded where gradients nearly coincide",
+        },
+    )
 
     form: str = "direct"  # direct | inverse | hessian (exact, small models)
     memory: int = 10  # pairs, >= 1
@@ -78,6 +84,12 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
         super().__post_init__()
         check_choice(self, "form", ("direct", "inverse", "hessian"))
         check_range(self, "memory", low=1)
+        for name in ("memory", "persists"):
+            check_used(self, name, used=self.form != "hessian", why="with form='hessian', which keeps no pairs")
+
+    def unused(self) -> frozenset[str]:
+        one_epoch = {"lr", "lr_decay", "lr_decay_every"} if self.epochs == 1 else set()  # then theta is not moved
+        return super().unused() | one_epoch
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         if self.form == "hessian" and problem.n_parameters > MAX_HESSIAN:
@@ -96,10 +108,6 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
 
     def send(self, server: LiteralServer) -> Models:
         return Models(server.theta, server.theta_before)
-
-    @property
-    def captures(self) -> bool:
-        return False  # both forms of the rate solve small systems
 
     def passes(self, sent: Any) -> float:
         return self.epochs + 1.0
@@ -125,8 +133,10 @@ class DQNFedLiteral(Algorithm[LiteralServer, LiteralMemory, LiteralUpdate]):
             rate = lbfgs_direct_rate(pairs, gradient)
         return LiteralUpdate(gradient, rate), LiteralMemory(pairs)
 
-    def server_step(self, server: LiteralServer, updates: LiteralUpdate, cohort: Cohort) -> ServerStep[LiteralServer]:
-        found = rate_matching_step(updates.gradient, updates.rate)
+    def server_step(
+        self, server: LiteralServer, replies: Replies[LiteralUpdate], cohort: Cohort
+    ) -> ServerStep[LiteralServer]:
+        found = rate_matching_step(replies.rows("gradient"), replies.rows("rate"))
         diagnostics = {"residual": float(found.residual), "step_norm": float(found.step.norm())}
         return ServerStep(LiteralServer(server.theta - found.step, server.theta), diagnostics=diagnostics)
 

@@ -10,9 +10,20 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import (
+    Cohort,
+    Empty,
+    Info,
+    ServerStep,
+    Status,
+    Theta,
+    check_choice,
+    check_range,
+    check_used,
+)
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.gramian import combine, gramian
 from dqnfed.maths.solvers import FloatArray, min_norm_weights
 
@@ -40,7 +51,7 @@ class ConstrainedUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
+class FCFL(LocalWork[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
     r"""Fair and consistent federated learning (Cui et al., NeurIPS 2021): min-max first, then Pareto.
 
     Objective: minimise max_k F_k subject to a disparity of at most `max_disparity` on every client, and from there
@@ -67,16 +78,20 @@ class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
     Differences: without `sensitive`, stage 1 is TERM with t = 1 / temperature and equal prior weights. As in the
     official code the softmax weights are constants of the gradient. Unlike the paper, clients may train for several
     steps, whose update then stands for the gradient; and where rounding makes the linear program infeasible the
-    min-norm combination is used, which opposes nobody. At low temperatures stage 1 follows the worst client, whose
+    min-norm combination is used, which opposes no row. At low temperatures stage 1 follows the worst client, whose
     loss is more curved than the mean of all: lr must be smaller than FedAvg's.
 
     Reference: Cui, Pan, Liang, Zhang & Wang, Addressing Algorithmic Disparity and Performance Inconsistency in
     Federated Learning, NeurIPS 2021.
     """
 
-    Server: ClassVar[type] = FCFLServer
-    Update: ClassVar[tuple[type, ...]] = (FCFLUpdate, ConstrainedUpdate)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(
+        server=FCFLServer,
+        replies=(FCFLUpdate, ConstrainedUpdate),
+        needs=("gram", "sum in stage 1"),
+        clip_fields=("delta",),
+        reads_inputs=True,  # for `sensitive`
+    )
 
     minmax_rounds: int = 50  # rounds of stage 1, >= 0
     temperature: float = 0.5  # at the start, of both softmaxes, > 0
@@ -94,10 +109,11 @@ class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
         check_choice(self, "disparity", ("parity", "opportunity"))
         check_range(self, "max_disparity", low=0.0, high=1.0)
         check_range(self, "server_lr", low=0.0, open_low=True)
-
-    @property
-    def reads_inputs(self) -> bool:
-        return self.sensitive is not None
+        is_constrained, has_stage_1 = self.sensitive is not None, self.minmax_rounds > 0
+        check_used(self, "disparity", used=is_constrained, why="without `sensitive`")
+        check_used(self, "max_disparity", used=is_constrained, why="without `sensitive`")
+        why = "without `sensitive` and with minmax_rounds=0"
+        check_used(self, "temperature", used=is_constrained or has_stage_1, why=why)
 
     def init_server(self, problem: Problem, n_clients: int) -> FCFLServer:
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
@@ -106,7 +122,7 @@ class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
     def client_step(
         self, problem: Problem, task: Task, sent: Theta, memory: Empty
     ) -> tuple[FCFLUpdate | ConstrainedUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+        local = self.local_sgd(problem, task, sent.theta)
         delta, loss = sent.theta - local, problem.loss(sent.theta, task)
         if self.sensitive is None:
             return FCFLUpdate(delta, loss), memory
@@ -125,24 +141,24 @@ class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
         return torch.where((first.sum() > 0) & (second.sum() > 0), gap, 0.0).abs()
 
     def server_step(
-        self, server: FCFLServer, updates: FCFLUpdate | ConstrainedUpdate, cohort: Cohort
+        self, server: FCFLServer, replies: Replies[FCFLUpdate | ConstrainedUpdate], cohort: Cohort
     ) -> ServerStep[FCFLServer]:
         lr = self.lr_at(cohort.round)
-        loss_step = combine(softmax_weights(updates.loss, server.loss_temperature), updates.delta)
+        loss_step = replies.combine("delta", softmax_weights(replies.scalars("loss"), server.loss_temperature))
         diagnostics = {"loss_temperature": float(server.loss_temperature)}
         server = server._replace(loss_temperature=cooled(server.loss_temperature, loss_step / lr))
         disparity_step, is_broken = None, False
-        if isinstance(updates, ConstrainedUpdate):
-            weights = softmax_weights(updates.disparity, server.disparity_temperature)
-            disparity_step = lr * combine(weights, updates.disparity_gradient)
-            largest = float(updates.disparity.max())
-            is_broken = largest > self.max_disparity
-            diagnostics |= {"largest_disparity": largest}
+        if replies.kind is ConstrainedUpdate:
+            disparities = replies.scalars("disparity")
+            weights = softmax_weights(disparities, server.disparity_temperature)
+            disparity_step = lr * replies.combine("disparity_gradient", weights)
+            is_broken = float(disparities.max()) > self.max_disparity
+            diagnostics |= {"largest_disparity": float(disparities.max())}
             server = server._replace(disparity_temperature=cooled(server.disparity_temperature, disparity_step / lr))
         if cohort.round < self.minmax_rounds:
             step = minmax_step(loss_step, disparity_step, is_broken=is_broken)
         else:
-            step, worst = pareto_step(updates.delta, disparity_step if is_broken else None)
+            step, worst = pareto_step(replies, disparity_step if is_broken else None)
             diagnostics |= {"worst_slope": worst}
         status = Status.NEXT if bool((step != 0).any()) else Status.HOLD
         return ServerStep(server._replace(theta=server.theta - self.server_lr * step), status, diagnostics)
@@ -151,9 +167,9 @@ class FCFL(Algorithm[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
         return float(self.epochs) + (self.sensitive is not None)
 
 
-def softmax_weights(values: Tensor, temperature: Tensor) -> Tensor:
+def softmax_weights(values: FloatArray, temperature: Tensor) -> Tensor:
     """Return the weights of the smoothed maximum of the values [K], in float64 on the host."""
-    return torch.softmax(values.detach().double().cpu() / temperature.cpu(), dim=0)
+    return torch.softmax(torch.from_numpy(values) / temperature.cpu(), dim=0)
 
 
 def cooled(temperature: Tensor, gradient: Tensor) -> Tensor:
@@ -180,17 +196,30 @@ def minmax_step(loss_step: Tensor, disparity_step: Tensor | None, *, is_broken: 
     return combine(torch.tensor([1.0 - y, y], dtype=torch.float64), pair)
 
 
-def pareto_step(deltas: Tensor, disparity_step: Tensor | None) -> tuple[Tensor, float]:
+def pareto_step(replies: Replies[Any], disparity_step: Tensor | None) -> tuple[Tensor, float]:
     """Return the step of stage 2, and its smallest inner product with a row as a share of the longest row's square."""
-    rows = deltas if disparity_step is None else torch.cat([deltas, disparity_step[None]])
-    M = gramian(rows).numpy()
+    K = len(replies)
+    M = products(replies, disparity_step)
     largest = float(M.diagonal().max())
-    if not largest > 0:
-        return torch.zeros_like(deltas[0]), 0.0
     mean = np.zeros(len(M))
-    mean[: len(deltas)] = 1.0 / len(deltas)
+    mean[:K] = 1.0 / K
+    if not largest > 0:
+        return replies.combine("delta", 0.0 * mean[:K]), 0.0
     weights = common_descent_weights(M / largest, mean)
-    return combine(torch.from_numpy(weights), rows), float((M @ weights).min() / largest)
+    step = replies.combine("delta", weights[:K])
+    if disparity_step is not None:
+        step = step + float(weights[K]) * disparity_step
+    return step, float((M @ weights).min() / largest)
+
+
+def products(replies: Replies[Any], disparity_step: Tensor | None) -> FloatArray:
+    """Return the Gramian of the clients' updates and, if given, of the disparity step behind them."""
+    if disparity_step is None:
+        return replies.gram("delta")
+    row = disparity_step[None]
+    above = replies.gram("delta", extra=row)
+    K = len(above)
+    return np.vstack([above, np.append(above[:, K], gramian(row).numpy())])
 
 
 def common_descent_weights(M: FloatArray, target: FloatArray, *, tolerance: float = 1e-9) -> FloatArray:
@@ -199,9 +228,9 @@ def common_descent_weights(M: FloatArray, target: FloatArray, *, tolerance: floa
     A linear program in the Gramian M, scaled to a largest diagonal of one. The min-norm weights are always feasible;
     they are used where the solver's answer is not.
     """
-    K = len(M)
     from scipy.optimize import linprog
 
+    K = len(M)
     found = linprog(
         -(M @ target),
         A_ub=-M,

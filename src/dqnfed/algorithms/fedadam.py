@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import FedAvgUpdate, client_weights
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_choice, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
+from dqnfed.core.replies import Replies
 
 
 class FedAdamServer(NamedTuple):
@@ -22,7 +22,7 @@ class FedAdamServer(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdam(Algorithm[FedAdamServer, Empty, FedAvgUpdate]):
+class FedAdam(LocalWork[FedAdamServer, Empty, FedAvgUpdate]):
     r"""Adaptive federated optimisation with Adam on the server (Reddi et al., ICLR 2021, Algorithm 2).
 
     Objective: the mean loss over all examples, as FedAvg.
@@ -45,9 +45,7 @@ class FedAdam(Algorithm[FedAdamServer, Empty, FedAvgUpdate]):
     2021.
     """
 
-    Server: ClassVar[type] = FedAdamServer
-    Update: ClassVar[tuple[type, ...]] = (FedAvgUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=FedAdamServer, replies=(FedAvgUpdate,), needs=("sum",), clip_fields=("delta",))
 
     server_lr: float = 0.01  # > 0
     beta1: float = 0.9  # of the mean update, in [0, 1)
@@ -68,11 +66,12 @@ class FedAdam(Algorithm[FedAdamServer, Empty, FedAvgUpdate]):
         return FedAdamServer(theta.clone(), torch.zeros_like(theta), torch.full_like(theta, self.tau**2))
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedAvgUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return FedAvgUpdate(sent.theta - local), memory
+        return FedAvgUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
 
-    def server_step(self, server: FedAdamServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAdamServer]:
-        mean = mean_step(updates.delta, client_weights(self.weighting, cohort))
+    def server_step(
+        self, server: FedAdamServer, replies: Replies[FedAvgUpdate], cohort: Cohort
+    ) -> ServerStep[FedAdamServer]:
+        mean = replies.combine("delta", client_weights(self.weighting, cohort))
         first = self.beta1 * server.first_moment + (1.0 - self.beta1) * mean
         second = self.beta2 * server.second_moment + (1.0 - self.beta2) * mean.square()
         step = first / (second.sqrt() + self.tau)

@@ -7,10 +7,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_choice, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
+from dqnfed.core.replies import Replies
 
 
 class FedAvgServer(NamedTuple):
@@ -32,7 +32,7 @@ def client_weights(weighting: str, cohort: Cohort) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm[FedAvgServer, Empty, FedAvgUpdate]):
+class FedAvg(LocalWork[FedAvgServer, Empty, FedAvgUpdate]):
     """Federated averaging (McMahan et al., AISTATS 2017).
 
     Objective: the mean loss over all examples; with `weighting = "uniform"`, over all clients.
@@ -54,9 +54,7 @@ class FedAvg(Algorithm[FedAvgServer, Empty, FedAvgUpdate]):
     Decentralized Data, AISTATS 2017.
     """
 
-    Server: ClassVar[type] = FedAvgServer
-    Update: ClassVar[tuple[type, ...]] = (FedAvgUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=FedAvgServer, replies=(FedAvgUpdate,), needs=("sum",), clip_fields=("delta",))
 
     server_lr: float = 1.0  # > 0
     weighting: str = "examples"  # examples | uniform
@@ -70,10 +68,10 @@ class FedAvg(Algorithm[FedAvgServer, Empty, FedAvgUpdate]):
         return FedAvgServer(problem.theta0.clone())
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedAvgUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return FedAvgUpdate(sent.theta - local), memory
+        return FedAvgUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
 
-    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
-        step = mean_step(updates.delta, client_weights(self.weighting, cohort))
-        bound = None if cohort.digest is None else cohort.digest.moved_norm("delta", self.server_lr)
-        return ServerStep(FedAvgServer(server.theta - self.server_lr * step), norm_bound=bound)
+    def server_step(
+        self, server: FedAvgServer, replies: Replies[FedAvgUpdate], cohort: Cohort
+    ) -> ServerStep[FedAvgServer]:
+        step = replies.combine("delta", client_weights(self.weighting, cohort))
+        return ServerStep(FedAvgServer(server.theta - self.server_lr * step))

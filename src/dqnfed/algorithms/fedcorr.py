@@ -7,11 +7,34 @@ from functools import cache
 from typing import Any, ClassVar
 
 from dqnfed.algorithms.fedavg import FedAvg
-from dqnfed.algorithms.fedcorr_messages import OWN_SENT, OWN_UPDATES, FedCorrMemory, FedCorrServer, with_inner
+from dqnfed.algorithms.fedcorr_messages import OWN_MESSAGES, OWN_REPLIES, FedCorrMemory, FedCorrServer, with_inner
 from dqnfed.algorithms.label_correction import LabelCorrection
-from dqnfed.core.algorithm import AnyAlgorithm, hyperparameters
+from dqnfed.core.algorithm import AnyAlgorithm, Info, hyperparameters
 
 NAME = "fedcorr"
+EXEMPTIONS = {
+    "test_goes_on_without_a_broken_client": "clients train one after the other, so a round that does not ask the "
+    "broken one cannot drop it",
+}
+
+
+def combined_info(inner: Info) -> Info:
+    """Return the facts of FedCorr with a finishing method of these facts; its own stages ask for sums alone."""
+    return Info(
+        server=with_inner(FedCorrServer, inner.server),
+        memory=with_inner(FedCorrMemory, inner.memory),
+        messages=(*OWN_MESSAGES, *inner.messages),
+        replies=(*OWN_REPLIES, *inner.replies),
+        needs=inner.needs,
+        clip_fields=inner.clip_fields,
+        nan_ok_fields=(*inner.nan_ok_fields, "score"),
+        problem_kinds=frozenset({"network"}),
+        personal=inner.personal,
+        looped_messages=(*OWN_MESSAGES, *inner.looped_messages),
+        reads_inputs=inner.reads_inputs,  # mixing examples gives the same before and after they are normalised
+        diverges=inner.diverges,
+        exemptions={**inner.exemptions, **EXEMPTIONS},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,24 +44,26 @@ class FedCorr(LabelCorrection):
     Objective: that of the finishing method, on labels that are right more often. `fedcorr` finishes with FedAvg,
     `fedcorr+NAME` with the method NAME, whose hyper-parameters stand beside these.
 
-    Client: visited, it trains theta for `epochs` on mixed-up pairs of its examples (Zhang et al., ICLR 2018), held back
-    by beta mu_k ||v - theta|| with its estimated noise level mu_k; sends the update and the mean local intrinsic
-    dimension of its softmax outputs, which is high where labels are wrong; keeps every example's loss. After a sweep,
-    if its summed score is above the threshold that it is sent, or was before: mu_k is the share of its losses in the
-    higher of two Gaussians, and `relabel_share` of these labels, the largest losses first, become the global model's
-    class where that model is more sure than `confidence`. Afterwards it trains as the finishing method says, on its
+    Client: in its training turns, it trains theta for `epochs` on mixed-up pairs of its examples (Zhang et al., ICLR
+    2018), held back by beta mu_k ||v - theta|| with its estimated noise level mu_k; sends the update and the mean local
+    intrinsic dimension of its softmax outputs, which is high where labels are wrong; keeps every example's loss. After
+    a sweep, if its summed score is above the threshold that it is sent, or was before: mu_k is the share of its losses
+    in the higher of two Gaussians, and `relabel_share` of these labels, the largest losses first, become the global
+    model's class where its probability is above `confidence`. Afterwards it trains as the finishing method says, on its
     labels as they are.
 
-    Server: `sweeps` times it visits every client once, one after the other, each beginning where the last one ended;
-    two Gaussians over the summed scores give the threshold, the higher one no narrower than the lower one. Then
+    Server: `sweeps` times every client has one training turn, one after the other, each from the model of the one
+    before; two Gaussians over the summed scores give the threshold, the higher one no narrower than the lower one. Then
     `fine_tuning` rounds of the finishing method with clients of mu_k <= `clean_level`; noisy clients replace all labels
-    that the model is sure of; and the finishing method with everybody to the end. Every exchange is a round: of a run's
-    rounds, 1 + sweeps (clients / visits + 1) + fine_tuning + 1 are over when the last stage begins.
+    for which the model's probability is above `confidence`; and the finishing method with all clients to the end. Every
+    exchange is a round: of a run's rounds, 1 + sweeps (clients / visits + 1) + fine_tuning + 1 are over when the last
+    stage starts.
 
     State: client, its labels and losses (two numbers an example), its score and mu_k; server, the scores and mu_k. Both
     keep what the finishing method keeps.
 
-    Payload: a visit n + 1 floats up, n down; a verdict 2 up. The server never sees labels, and no client another's.
+    Payload: a training turn n + 1 floats up, n down; a relabelling 2 up, n + 1 down. The server never gets labels, and
+    no client another's.
 
     Evaluation: as the finishing method.
 
@@ -51,22 +76,17 @@ class FedCorr(LabelCorrection):
     from several starts, and the noisy clients' one is at least as wide as the clean ones': one client far above all
     others, or two that are close, otherwise hide the other noisy ones. Unlike the paper, a client that was found noisy
     stays so: it corrects labels at once, and later scores are of the corrected ones; with `split = "always"` each sweep
-    decides anew. The order of visits is the same in every run, since the seed deals the clients anew. A client compares
-    its own score with the threshold, so that nobody learns about another. Examples are mixed during visits only;
-    afterwards the local work is the finishing method's. A visit that ends outside the numbers changes nothing and
-    counts as score 0.
+    decides anew. The order of the turns is the same in every run, since the seed deals the clients anew. A client
+    compares its own score with the threshold, so that no client learns about another. Examples are mixed in training
+    turns only; afterwards the local work is the finishing method's. A training turn that ends in numbers that are not
+    finite changes nothing and counts as score 0.
 
     Reference: Xu, Chen, Quek & Chong, FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022.
     """
 
     Inner: ClassVar[type[AnyAlgorithm]] = FedAvg
     inner_name: ClassVar[str] = "fedavg"
-    Server: ClassVar[type] = FedCorrServer
-    Memory: ClassVar[type] = FedCorrMemory
-    Sent: ClassVar[tuple[type, ...]] = (*OWN_SENT, *FedAvg.Sent)
-    Update: ClassVar[tuple[type, ...]] = (*OWN_UPDATES, *FedAvg.Update)
-    scales: ClassVar[tuple[str, ...]] = FedAvg.scales
-    optional: ClassVar[tuple[str, ...]] = (*FedAvg.optional, "score")
+    info: ClassVar[Info] = combined_info(FedAvg.info)
 
     server_lr: float = 1.0  # of FedAvg, > 0
     weighting: str = "examples"  # of FedAvg: examples | uniform
@@ -79,13 +99,14 @@ def fedcorr_with(inner_name: str, inner: type[AnyAlgorithm]) -> type[LabelCorrec
         return FedCorr
     if issubclass(inner, LabelCorrection):
         raise ValueError(f"'{NAME}+{inner_name}' would correct labels twice; name a finishing method such as dqn-fed.")
-    if "network" not in inner.suits:
+    if "network" not in inner.info.problem_kinds:
         raise ValueError(
             f"'{NAME}+{inner_name}': {inner_name} is for convex problems with exact Hessians, but labels are found "
-            "and corrected by a network that fits them; choose a method that suits networks, such as dqn-fed or qffl."
+            "and corrected by a network that fits them; choose a method for networks, such as dqn-fed or qffl."
         )
     taken = {f.name for f in fields(LabelCorrection)} & set(hyperparameters(inner))
-    if taken or {k.__name__ for k in (*OWN_SENT, *OWN_UPDATES)} & {k.__name__ for k in (*inner.Sent, *inner.Update)}:
+    kinds = {kind.__name__ for kind in (*OWN_MESSAGES, *OWN_REPLIES)}
+    if taken or kinds & {kind.__name__ for kind in (*inner.info.messages, *inner.info.replies)}:
         raise ValueError(
             f"'{NAME}+{inner_name}': {inner_name} and FedCorr use the same names for different things"
             f"{': ' + ', '.join(sorted(taken)) if taken else ' in their messages'}; rename those of {inner_name}."
@@ -96,13 +117,7 @@ def fedcorr_with(inner_name: str, inner: type[AnyAlgorithm]) -> type[LabelCorrec
         "__module__": __name__,
         "Inner": inner,
         "inner_name": inner_name,
-        "Server": with_inner(FedCorrServer, inner.Server),
-        "Memory": with_inner(FedCorrMemory, inner.Memory),
-        "Sent": (*OWN_SENT, *inner.Sent),
-        "Update": (*OWN_UPDATES, *inner.Update),
-        "scales": inner.scales,
-        "optional": (*inner.optional, "score"),
-        "diverges": inner.diverges,
+        "info": combined_info(inner.info),
         "__reduce__": _as_call,
     }
     return make_dataclass(

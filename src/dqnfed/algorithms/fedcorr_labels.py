@@ -32,11 +32,11 @@ class Groups(NamedTuple):
 
 
 def two_groups(values: FloatArray) -> Groups:
-    """Return which values belong to the higher of two Gaussians, scikit-learn's mixture; nobody if all are the same."""
+    """Return which values belong to the higher of two Gaussians, scikit-learn's mixture; none if all are the same."""
     from sklearn.mixture import GaussianMixture
 
-    if _is_one(values):
-        return _nobody(values)
+    if _is_one_group(values):
+        return _all_low(values)
     column = values[:, None]
     one, two = (GaussianMixture(n_components=n, random_state=0).fit(column) for n in (1, 2))
     return Groups(_is_high(two, values), float(one.bic(column) - two.bic(column)))
@@ -54,13 +54,13 @@ def two_groups_of_clients(values: FloatArray) -> Groups:
     """
     from sklearn.mixture import GaussianMixture
 
-    if _is_one(values):
-        return _nobody(values)
+    if _is_one_group(values):
+        return _all_low(values)
     column, least = values[:, None], NARROWEST * float(np.var(values))
     one = GaussianMixture(n_components=1, random_state=0, reg_covar=least).fit(column)
     best, best_fit = -np.inf, None
     for kind in ("tied", "full"):
-        for start in _cuts(np.sort(values), STARTS, is_tied=kind == "tied"):
+        for start in _starts(np.sort(values), STARTS, is_tied=kind == "tied"):
             fit = GaussianMixture(2, covariance_type=kind, random_state=0, reg_covar=least, **start).fit(column)
             lower, higher = np.argsort(fit.means_[:, 0])
             likelihood = float(fit.score(column))
@@ -72,27 +72,27 @@ def two_groups_of_clients(values: FloatArray) -> Groups:
     return Groups(_is_high(best_fit, values), float(gain))
 
 
-def _is_one(values: FloatArray) -> bool:
+def _is_one_group(values: FloatArray) -> bool:
     return len(values) < 2 or bool(np.std(values) < CONSTANT)
 
 
-def _nobody(values: FloatArray) -> Groups:
+def _all_low(values: FloatArray) -> Groups:
     return Groups(np.zeros(len(values), dtype=np.bool_), -np.inf)
 
 
 def _is_high(two: Any, values: FloatArray) -> BoolArray:
     """Return which values belong to the mixture's higher Gaussian.
 
-    It may be so wide that it also claims values far below the lower one, and the reverse: a value below the lower mean
-    is low and one above the higher mean is high, so that the two groups never interleave.
+    It may be so wide that values far below the lower one are likelier in it, and the reverse: a value below the lower
+    mean is low and one above the higher mean is high, so that the two groups never interleave.
     """
     low, high = np.sort(two.means_[:, 0])
-    claimed = two.predict(values[:, None]) == int(np.argmax(two.means_[:, 0]))
-    is_high: BoolArray = (claimed | (values >= high)) & (values > low)
+    likelier = two.predict(values[:, None]) == int(np.argmax(two.means_[:, 0]))
+    is_high: BoolArray = (likelier | (values >= high)) & (values > low)
     return is_high
 
 
-def _cuts(ordered: FloatArray, n: int, *, is_tied: bool) -> list[dict[str, FloatArray]]:
+def _starts(ordered: FloatArray, n: int, *, is_tied: bool) -> list[dict[str, FloatArray]]:
     """Return the mixtures, as scikit-learn wants them, of the two parts at each of n places to cut the values."""
     least = 1e-3 * float(np.var(ordered))  # a part of one value has no spread of its own
     places = sorted({max(1, min(len(ordered) - 1, round(len(ordered) * k / (n + 1)))) for k in range(1, n + 1)})
@@ -125,18 +125,18 @@ def dimension_score(probabilities: FloatArray, neighbours: int) -> float:
     return float(local_dimensions(distances[:, 1:]).mean())  # the nearest one is the point itself
 
 
-class Suspects(NamedTuple):
+class DoubtfulLabels(NamedTuple):
     """Which of a client's labels may be wrong."""
 
-    level: float  # share of the labels that the model does not believe
-    candidates: NDArray[np.int64]  # rows to look at, the most doubtful ones
+    level: float  # share of the labels whose loss is in the higher group
+    rows: NDArray[np.int64]  # rows that may be relabelled, those of the largest losses
 
 
-def suspected_rows(losses: FloatArray, relabel_share: float) -> Suspects:
+def doubtful_labels(losses: FloatArray, relabel_share: float) -> DoubtfulLabels:
     """Return the estimated noise level and the rows of the largest losses, `relabel_share` of the doubtful ones."""
     level = float(two_groups(losses).is_high.mean()) if len(losses) else 0.0
-    n_candidates = int(len(losses) * level * relabel_share)
-    return Suspects(level, np.argsort(-losses, kind="stable")[:n_candidates])
+    n_rows = int(len(losses) * level * relabel_share)
+    return DoubtfulLabels(level, np.argsort(-losses, kind="stable")[:n_rows])
 
 
 def check_classes(problem: Problem, task: Task) -> None:
@@ -166,16 +166,16 @@ def n_real(task: Task) -> int:
 
 
 def corrected_labels(labels: Tensor, outputs: Tensor, confidence: float, rows: Tensor | None = None) -> Tensor:
-    """Return the labels, those (of the given rows) replaced for which the model is more sure than `confidence`."""
-    sure, believed = torch.softmax(outputs, dim=-1).max(dim=-1)
-    chosen = sure > confidence
+    """Return the labels, those (of the given rows) replaced where the largest probability is above `confidence`."""
+    probability, predicted = torch.softmax(outputs, dim=-1).max(dim=-1)
+    chosen = probability > confidence
     if rows is not None:
         among = torch.zeros_like(chosen)
         among[rows.to(among.device)] = True
         chosen = chosen & among
     changed = labels.clone()
     n = len(outputs)
-    changed[:n] = torch.where(chosen, believed.to(labels.dtype), labels[:n])
+    changed[:n] = torch.where(chosen, predicted.to(labels.dtype), labels[:n])
     return changed
 
 

@@ -14,25 +14,25 @@ from dqnfed.core.algorithm import Empty
 class Stage(Enum):
     """What the next message is for."""
 
-    GREETING = "greeting"  # everybody copies its labels
-    VISIT = "visit"  # one client after the other trains the model and scores its labels
-    VERDICT = "verdict"  # everybody hears which scores are too high; those clients relabel
+    SETUP = "setup"  # every client copies its labels
+    TRAINING_TURN = "training-turn"  # one client after the other trains the model and scores its labels
+    RELABELLING = "relabelling"  # all clients get the threshold; those with a higher score relabel
     FINE_TUNING = "fine-tuning"  # the finishing method, with clean clients only
     CORRECTION = "correction"  # noisy clients relabel once more
-    FINISHING = "finishing"  # the finishing method, with everybody
+    FINISHING = "finishing"  # the finishing method, with all clients
 
 
 class Progress(NamedTuple):
     """How far the run is."""
 
-    has_greeted: Tensor  # [] bool
+    is_set_up: Tensor  # [] bool, whether clients have copied their labels
     n_sweeps: Tensor  # [] finished ones
-    visited: Tensor  # [C] bool, in this sweep
+    has_trained: Tensor  # [C] bool, in this sweep
     n_fine_tuning: Tensor  # [] rounds
     is_corrected: Tensor  # [] bool
 
 
-class Suspicion(NamedTuple):
+class NoiseEstimate(NamedTuple):
     """What the server knows about the clients' labels."""
 
     score: Tensor  # [C] float64: sums of mean local intrinsic dimensions over the sweeps
@@ -44,69 +44,66 @@ class Suspicion(NamedTuple):
 class FedCorrServer(NamedTuple):
     theta: Tensor  # [n]
     progress: Progress
-    suspicion: Suspicion
+    noise_estimate: NoiseEstimate
     inner: FedAvgServer  # of the finishing method
 
 
 class FedCorrMemory(NamedTuple):
     labels: Tensor  # [N] the client's labels as they are now
-    losses: Tensor  # [N] of its examples, at its own model of the last visit
-    score: Tensor  # [] float64, the sum over its visits
-    is_noisy: Tensor  # [] bool, whether a verdict was that its labels are
+    losses: Tensor  # [N] of its examples, at its own model of the last training turn
+    score: Tensor  # [] float64, the sum over its training turns
+    is_noisy: Tensor  # [] bool, whether it was found noisy
     level: Tensor  # [] float64, the noise level that it estimates for itself
     inner: Empty  # of the finishing method
 
 
-class Greeting(NamedTuple):
+class CopyLabels(NamedTuple):
     """Nothing: the client copies its labels."""
 
     nothing: Tensor  # [0]
 
 
-class Visit(NamedTuple):
-    """The model to train, and then to score one's labels with."""
+class TrainTurn(NamedTuple):
+    """The model to train; the client scores its labels with the result."""
 
     theta: Tensor  # [n]
 
 
-class Verdict(NamedTuple):
-    """The model to relabel with, for those whose score is above the threshold."""
+class Relabel(NamedTuple):
+    """The model to relabel with, for clients whose score is above the threshold."""
 
     theta: Tensor  # [n]
     threshold: Tensor  # []
 
 
-class Correction(NamedTuple):
-    """The model to relabel with; only noisy clients hear it."""
+class FinalRelabel(NamedTuple):
+    """The model to relabel with; sent to noisy clients only."""
 
     theta: Tensor  # [n]
 
 
-class Greeted(NamedTuple):
+class LabelCount(NamedTuple):
     n_labels: Tensor  # []
 
 
-class Visited(NamedTuple):
-    visit_delta: Tensor  # [n] theta before the visit minus theta after it
+class TurnUpdate(NamedTuple):
+    turn_delta: Tensor  # [n] theta before the training turn minus theta after it
     score: Tensor  # [] mean local intrinsic dimension of the outputs; NaN: not known
 
 
-class Relabelled(NamedTuple):
+class NoiseReport(NamedTuple):
     level: Tensor  # [] estimated noise level, 0 for clean clients
     n_changed: Tensor  # [] labels
 
 
-OWN_SENT = (Greeting, Visit, Verdict, Correction)
-OWN_UPDATES = (Greeted, Visited, Relabelled)
-
-
-def noisy_clients(suspicion: Suspicion) -> Tensor:
-    """Return which clients the server takes for noisy, [C]."""
-    return suspicion.is_noisy
+OWN_MESSAGES = (CopyLabels, TrainTurn, Relabel, FinalRelabel)
+OWN_REPLIES = (LabelCount, TurnUpdate, NoiseReport)
 
 
 def with_inner(kind: type[Any], inner: type[Any]) -> type[Any]:
     """Return the record with the finishing method's own record in the place of FedAvg's."""
-    hints = {**get_type_hints(kind), "inner": inner}
-    made: type[Any] = NamedTuple(kind.__name__, list(hints.items()))  # type: ignore[misc]
+    hints = get_type_hints(kind)
+    if hints["inner"] is inner:
+        return kind
+    made: type[Any] = NamedTuple(kind.__name__, list({**hints, "inner": inner}.items()))  # type: ignore[misc]
     return made

@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range, check_used
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
+from dqnfed.core.replies import Replies
 
 
 class FedFaServer(NamedTuple):
@@ -27,7 +27,7 @@ class FedFaUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFa(Algorithm[FedFaServer, Empty, FedFaUpdate]):
+class FedFa(LocalWork[FedFaServer, Empty, FedFaUpdate]):
     """FedFa: information-weighted averaging with momentum on both sides.
 
     Objective: the mean loss; clients with a low accuracy and frequent participants count more.
@@ -56,9 +56,7 @@ class FedFa(Algorithm[FedFaServer, Empty, FedFaUpdate]):
     Sciences 2022 (arXiv 2012.10069).
     """
 
-    Server: ClassVar[type] = FedFaServer
-    Update: ClassVar[tuple[type, ...]] = (FedFaUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=FedFaServer, replies=(FedFaUpdate,), needs=("sum",), clip_fields=("delta",))
 
     momentum: float = 0.9  # of the local SGD, in [0, 1)
     beta: float = 0.5  # weight of the participation counts, in [0, 1]; the accuracies have 1 - beta
@@ -71,24 +69,27 @@ class FedFa(Algorithm[FedFaServer, Empty, FedFaUpdate]):
         check_range(self, "server_momentum", low=0.0, high=1.0, open_high=True)
         if self.lookahead is not None:
             check_range(self, "lookahead", low=-inf, high=inf, open_low=True, open_high=True)
+        check_used(self, "server_momentum", used=self.lookahead != 0, why="with lookahead = 0: no velocity is added")
 
     def init_server(self, problem: Problem, n_clients: int) -> FedFaServer:
         theta = problem.theta0.clone()
         return FedFaServer(theta, torch.zeros_like(theta), torch.zeros(n_clients, dtype=torch.long))
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedFaUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+        local = self.local_sgd(problem, task, sent.theta)
         score = problem.score(problem.predict(local, task.inputs), task.targets, task.mask)
         return FedFaUpdate(sent.theta - local, score), memory
 
-    def server_step(self, server: FedFaServer, updates: FedFaUpdate, cohort: Cohort) -> ServerStep[FedFaServer]:
+    def server_step(
+        self, server: FedFaServer, replies: Replies[FedFaUpdate], cohort: Cohort
+    ) -> ServerStep[FedFaServer]:
         n_rounds = server.n_rounds.clone()
         n_rounds[cohort.clients] += 1
-        scores, counts = updates.score.cpu().double().clamp(min=0.0), n_rounds[cohort.clients].double()
+        scores, counts = torch.from_numpy(replies.scalars("score")), n_rounds[cohort.clients].double()
         low_accuracy = -torch.log2(_shares(scores) + 1e-6)
         frequency = -torch.log2(1.0 - _shares(counts) + 1e-5)
         weights = (1.0 - self.beta) * _shares(low_accuracy) + self.beta * _shares(frequency)
-        step = mean_step(updates.delta, weights)
+        step = replies.combine("delta", weights)
         velocity = self.server_momentum * server.velocity + (1.0 - self.server_momentum) * step
         lookahead = self.lr_at(cohort.round) if self.lookahead is None else self.lookahead
         theta = server.theta - (step + lookahead * velocity)

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.gramian import combine, gramian
 from dqnfed.maths.solvers import BoolArray, FloatArray
 
@@ -32,7 +33,7 @@ class FedFVUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFV(Algorithm[FedFVServer, Empty, FedFVUpdate]):
+class FedFV(LocalWork[FedFVServer, Empty, FedFVUpdate]):
     """FedFV, federated fair averaging: updates are freed of conflicts before they are averaged.
 
     Objective: the mean loss, along steps that conflict with as few clients as possible.
@@ -59,17 +60,21 @@ class FedFV(Algorithm[FedFVServer, Empty, FedFVUpdate]):
     Reference: Wang, Fan, Qi, Wen, Wang & Yu, "Federated learning with fair averaging", IJCAI 2021.
     """
 
-    Server: ClassVar[type] = FedFVServer
-    Update: ClassVar[tuple[type, ...]] = (FedFVUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(
+        server=FedFVServer, replies=(FedFVUpdate,), needs=("rows", "gram where tau = 0"), clip_fields=("delta",)
+    )
 
     alpha: float = 0.1  # share of the clients, those with the largest losses, whose updates are kept, in [0, 1]
-    tau: int = 1  # past rounds whose absent clients are heeded, >= 0
+    tau: int = 1  # past rounds whose absent clients count, >= 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "alpha", low=0.0, high=1.0)
         check_range(self, "tau", low=0)
+
+    @property
+    def needs(self) -> str:
+        return "rows" if self.tau else "gram"  # the history holds rows
 
     def init_server(self, problem: Problem, n_clients: int) -> FedFVServer:
         rows = n_clients if self.tau else 0
@@ -77,16 +82,18 @@ class FedFV(Algorithm[FedFVServer, Empty, FedFVUpdate]):
         return FedFVServer(problem.theta0.clone(), history, torch.full((rows,), -1))
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedFVUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return FedFVUpdate(sent.theta - local, problem.loss(sent.theta, task)), memory
+        delta = sent.theta - self.local_sgd(problem, task, sent.theta)
+        return FedFVUpdate(delta, problem.loss(sent.theta, task)), memory
 
-    def server_step(self, server: FedFVServer, updates: FedFVUpdate, cohort: Cohort) -> ServerStep[FedFVServer]:
-        delta, n_present = updates.delta, len(updates.delta)
-        server = self._remembered(server, delta, cohort)
+    def server_step(
+        self, server: FedFVServer, replies: Replies[FedFVUpdate], cohort: Cohort
+    ) -> ServerStep[FedFVServer]:
+        n_present = len(replies)
+        server = self._remembered(server, replies, cohort)
         absent, ages = self._external(server, cohort)
         past = server.history[absent.to(server.history.device)]
-        M = _stacked_gramian(delta, past)
-        order = ascending_losses(updates.loss, cohort.clients)
+        M = _stacked_gramian(replies, past)
+        order = ascending_losses(replies.scalars("loss"), cohort.clients)
         kept = kept_clients(order, self.alpha)
         projected = internal_projection(M[:n_present, :n_present], kept, order)
         plain = np.append(np.full(n_present, 1.0 / n_present), np.zeros(len(past)))
@@ -94,10 +101,10 @@ class FedFV(Algorithm[FedFVServer, Empty, FedFVUpdate]):
         for age in range(self.tau, 0, -1):
             weights = external_projection(M, weights, np.append(np.zeros(n_present, bool), ages == age))
         squared = float(weights @ M @ weights)
-        if squared <= torch.finfo(delta.dtype).eps * float(M.diagonal()[:n_present].max()):
+        if squared <= torch.finfo(server.theta.dtype).eps * float(M.diagonal()[:n_present].max()):
             return ServerStep(server, Status.HOLD)  # the projections left nothing but rounding
         weights = weights * np.sqrt(max(float(plain @ M @ plain), 0.0) / squared)
-        step = combine(torch.from_numpy(weights[:n_present]), delta)
+        step = replies.combine("delta", weights[:n_present])
         if len(past):
             step = step + combine(torch.from_numpy(weights[n_present:]), past)
         return ServerStep(
@@ -105,10 +112,10 @@ class FedFV(Algorithm[FedFVServer, Empty, FedFVUpdate]):
             diagnostics={"n_kept": float(kept.sum()), "n_external": float(len(past))},
         )
 
-    def _remembered(self, server: FedFVServer, delta: Tensor, cohort: Cohort) -> FedFVServer:
+    def _remembered(self, server: FedFVServer, replies: Replies[FedFVUpdate], cohort: Cohort) -> FedFVServer:
         if not self.tau:
             return server
-        history = server.history.index_copy(0, cohort.clients.to(server.history.device), delta)
+        history = server.history.index_copy(0, cohort.clients.to(server.history.device), replies.rows("delta"))
         last_round = server.last_round.index_fill(0, cohort.clients.to(server.last_round.device), cohort.round)
         return FedFVServer(server.theta, history, last_round)
 
@@ -121,9 +128,9 @@ class FedFV(Algorithm[FedFVServer, Empty, FedFVUpdate]):
         return absent, ages[absent].double().numpy()
 
 
-def ascending_losses(losses: Tensor, clients: Tensor) -> IntArray:
+def ascending_losses(losses: FloatArray, clients: Tensor) -> IntArray:
     """Return the cohort's positions by loss in single precision, equal ones by client: rounding decides nothing."""
-    return np.lexsort((clients.numpy(), losses.cpu().float().numpy()))
+    return np.lexsort((clients.numpy(), losses.astype(np.float32)))
 
 
 def kept_clients(order: IntArray, alpha: float) -> BoolArray:
@@ -137,8 +144,8 @@ def kept_clients(order: IntArray, alpha: float) -> BoolArray:
 def internal_projection(M: FloatArray, kept: BoolArray, order: IntArray) -> FloatArray:
     """Return the projected updates' coefficients [K, K] in terms of the original ones, whose Gramian is M.
 
-    Every update that is not kept meets the others in the given order and loses its part along each one that it
-    conflicts with.
+    Every update that is not kept is compared with the others in the given order and loses its part along each one that
+    it conflicts with.
     """
     coefficients = np.eye(len(M))
     for j in order:
@@ -160,8 +167,8 @@ def external_projection(M: FloatArray, weights: FloatArray, candidates: BoolArra
     return np.asarray(weights - float(products @ conflicting) / squared * conflicting)
 
 
-def _stacked_gramian(delta: Tensor, past: Tensor) -> FloatArray:
+def _stacked_gramian(replies: Replies[FedFVUpdate], past: Tensor) -> FloatArray:
     if not len(past):
-        return np.asarray(gramian(delta).numpy())
-    top = gramian(delta, past).numpy()
-    return np.block([[top], [top[:, len(delta) :].T, gramian(past).numpy()]])
+        return replies.gram("delta")
+    top = replies.gram("delta", past)
+    return np.block([[top], [top[:, len(replies) :].T, gramian(past).numpy()]])

@@ -8,9 +8,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.directions import mean_step
 
 
@@ -28,7 +29,7 @@ class FedHEALUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedHEAL(Algorithm[FedHEALServer, Empty, FedHEALUpdate]):
+class FedHEAL(LocalWork[FedHEALServer, Empty, FedHEALUpdate]):
     """FedHEAL: federated parameter-harmonised and aggregation-equalised learning.
 
     Objective: the mean loss, with the progress of clients (domains) evened out.
@@ -57,9 +58,7 @@ class FedHEAL(Algorithm[FedHEALServer, Empty, FedHEALUpdate]):
     diversity", CVPR 2024.
     """
 
-    Server: ClassVar[type] = FedHEALServer
-    Update: ClassVar[tuple[type, ...]] = (FedHEALUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=FedHEALServer, replies=(FedHEALUpdate,), needs=("rows",), clip_fields=("delta",))
 
     tau: float = 0.3  # share of earlier rounds that must agree in sign, in [-1, 1]; below 0 nothing is masked
     beta: float = 0.4  # share of the present round in the increments, in [0, 1]; 0: the weights stay equal
@@ -81,11 +80,12 @@ class FedHEAL(Algorithm[FedHEALServer, Empty, FedHEALUpdate]):
         )
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedHEALUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return FedHEALUpdate(sent.theta - local), memory
+        return FedHEALUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
 
-    def server_step(self, server: FedHEALServer, updates: FedHEALUpdate, cohort: Cohort) -> ServerStep[FedHEALServer]:
-        delta, clients = updates.delta, cohort.clients
+    def server_step(
+        self, server: FedHEALServer, replies: Replies[FedHEALUpdate], cohort: Cohort
+    ) -> ServerStep[FedHEALServer]:
+        delta, clients = replies.rows("delta"), cohort.clients  # signs are masked entry by entry
         rows = clients.to(delta.device)
         n_rounds, n_positive = server.n_rounds[clients], server.n_positive[rows]
         kept = consistent_entries(delta, n_positive, n_rounds.to(delta.device), self.tau)

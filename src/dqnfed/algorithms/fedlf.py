@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import (
+    Cohort,
+    Empty,
+    Info,
+    ServerStep,
+    Status,
+    Theta,
+    check_choice,
+    check_range,
+    check_used,
+)
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import Layout
 from dqnfed.maths.gramian import combine, gramian
 from dqnfed.maths.solvers import FloatArray, min_norm_weights
@@ -31,7 +42,7 @@ class FedLFUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLF(Algorithm[FedLFServer, Empty, FedLFUpdate]):
+class FedLF(LocalWork[FedLFServer, Empty, FedLFUpdate]):
     """FedLF: layer-wise fair federated learning.
 
     Objective: Pareto stationarity of (F_1, ..., F_m, P), where P = -cos(F, 1) is minus the cosine between the losses
@@ -62,18 +73,26 @@ class FedLF(Algorithm[FedLFServer, Empty, FedLFUpdate]):
     Reference: Pan, Li, Yu, Wang, Wang, Tang & Zhao, "FedLF: layer-wise fair federated learning", AAAI 2024.
     """
 
-    Server: ClassVar[type] = FedLFServer
-    Update: ClassVar[tuple[type, ...]] = (FedLFUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(
+        server=FedLFServer,
+        replies=(FedLFUpdate,),
+        needs=("rows",),  # of every layer apart, and of clients that are absent later
+        clip_fields=("delta",),
+    )
 
     layers: str = "tensor"  # tensor | module
-    history: bool = True  # heed clients that were seen not long ago
+    history: bool = True  # whether the step also serves clients that took part a few rounds ago
     server_lr: float = 1.0  # > 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "layers", ("tensor", "module"))
         check_range(self, "server_lr", low=0.0, open_low=True)
+
+    def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
+        joined, apart = (layer_sizes(problem.layout, join_modules=join) for join in (True, False))
+        check_used(self, "layers", used=joined != apart, why="on a model whose modules have one tensor each")
+        return self
 
     def init_server(self, problem: Problem, n_clients: int) -> FedLFServer:
         rows = n_clients if self.history else 0
@@ -85,12 +104,14 @@ class FedLF(Algorithm[FedLFServer, Empty, FedLFUpdate]):
         )
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedLFUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
+        local = self.local_sgd(problem, task, sent.theta)
         return FedLFUpdate(sent.theta - local, problem.loss(sent.theta, task)), memory
 
-    def server_step(self, server: FedLFServer, updates: FedLFUpdate, cohort: Cohort) -> ServerStep[FedLFServer]:
-        delta, past = updates.delta, recent_absentees(server, cohort)
-        h = fair_weights(updates.loss.cpu().double().numpy(), tolerance=100 * torch.finfo(delta.dtype).eps)
+    def server_step(
+        self, server: FedLFServer, replies: Replies[FedLFUpdate], cohort: Cohort
+    ) -> ServerStep[FedLFServer]:
+        delta, past = replies.rows("delta"), recent_updates_of_absent(server, cohort)
+        h = fair_weights(replies.scalars("loss"), tolerance=100 * torch.finfo(delta.dtype).eps)
         sizes = server.sizes.tolist()
         direction = torch.cat(
             [
@@ -98,7 +119,7 @@ class FedLF(Algorithm[FedLFServer, Empty, FedLFUpdate]):
                 for slices, olds in zip(delta.split(sizes, dim=1), past.split(sizes, dim=1), strict=True)
             ]
         )
-        server = self._remembered(server, delta, cohort)
+        server = self._with_history(server, delta, cohort)
         length, wanted = float(direction.norm()), float(delta.mean(0).norm())
         if not length > 0.0:
             return ServerStep(server, Status.HOLD)  # Pareto-stationary in every layer
@@ -109,7 +130,7 @@ class FedLF(Algorithm[FedLFServer, Empty, FedLFUpdate]):
             diagnostics={"least_product": float(products.min()), "n_past": float(len(past))},
         )
 
-    def _remembered(self, server: FedLFServer, delta: Tensor, cohort: Cohort) -> FedLFServer:
+    def _with_history(self, server: FedLFServer, delta: Tensor, cohort: Cohort) -> FedLFServer:
         if not self.history:
             return server
         history = server.history.index_copy(0, cohort.clients.to(delta.device), delta)
@@ -139,7 +160,7 @@ def fair_weights(losses: FloatArray, *, tolerance: float = 1e-14) -> FloatArray:
     return weights / length if np.linalg.norm(weights) > tolerance else np.zeros_like(losses)
 
 
-def recent_absentees(server: FedLFServer, cohort: Cohort) -> Tensor:
+def recent_updates_of_absent(server: FedLFServer, cohort: Cohort) -> Tensor:
     """Return the last updates of clients absent now that took part not more than floor(A / m) rounds ago."""
     last_round = server.last_round.cpu()
     n_seen, n_present = int((last_round >= 0).sum()), len(cohort.clients)

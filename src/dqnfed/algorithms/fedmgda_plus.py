@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
-from dqnfed.core.digest import field_gramian
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_choice, check_range, check_used
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
-from dqnfed.maths.gramian import combine
-from dqnfed.maths.solvers import min_norm_box_weights, unit_gramian
+from dqnfed.core.replies import Replies
+from dqnfed.maths.solvers import FloatArray, min_norm_box_weights, unit_gramian
 
 
 class FedMGDAPlusServer(NamedTuple):
@@ -28,7 +26,7 @@ class FedMGDAPlusUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
+class FedMGDAPlus(LocalWork[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
     """FedMGDA+: MGDA on normalised updates, with weights held near a prior.
 
     Objective: Pareto stationarity of (F_1, ..., F_K) among weightings within `eps` of the prior.
@@ -55,9 +53,9 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
     Reference: Hu, Shaloudegi, Zhang & Yu, "Federated learning meets multi-objective optimization", IEEE TNSE 2022.
     """
 
-    Server: ClassVar[type] = FedMGDAPlusServer
-    Update: ClassVar[tuple[type, ...]] = (FedMGDAPlusUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(
+        server=FedMGDAPlusServer, replies=(FedMGDAPlusUpdate,), needs=("gram",), clip_fields=("delta",)
+    )
 
     eps: float = 0.1  # largest distance of a weight from its prior, in [0, 1]
     weighting: str = "examples"  # the prior: examples | uniform
@@ -73,22 +71,25 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
             check_range(self, "server_lr", low=0.0, open_low=True)
         check_range(self, "server_lr_decay", low=0.0, high=1.0, open_low=True)
         check_choice(self, "rescale", ("none", "mean"))
+        has_prior = self.eps < 1 or self.rescale == "mean"
+        check_used(self, "weighting", used=has_prior, why='with eps = 1 and rescale = "none", where no prior is used')
+
+    def unused(self) -> frozenset[str]:
+        one_step = self.epochs == 1 and self.batch_size is None
+        if one_step and self.server_lr is not None and self.rescale == "none":  # then lr is a factor of the updates
+            return super().unused() | {"lr", "lr_decay", "lr_decay_every"}
+        return super().unused()
 
     def init_server(self, problem: Problem, n_clients: int) -> FedMGDAPlusServer:
         return FedMGDAPlusServer(problem.theta0.clone())
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedMGDAPlusUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return FedMGDAPlusUpdate(sent.theta - local), memory
-
-    @property
-    def gramian_of(self) -> str:
-        return "delta"
+        return FedMGDAPlusUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
 
     def server_step(
-        self, server: FedMGDAPlusServer, updates: FedMGDAPlusUpdate, cohort: Cohort
+        self, server: FedMGDAPlusServer, replies: Replies[FedMGDAPlusUpdate], cohort: Cohort
     ) -> ServerStep[FedMGDAPlusServer]:
-        unit = unit_gramian(field_gramian(updates.delta, cohort.digest, "delta"))
+        unit = unit_gramian(replies.gram("delta"))
         prior = client_weights(self.weighting, cohort).numpy() * unit.live
         if not prior.any():
             return ServerStep(server, Status.HOLD)
@@ -97,15 +98,15 @@ class FedMGDAPlus(Algorithm[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
         weights = np.zeros_like(prior)
         live = unit.live
         weights[live] = min_norm_box_weights(unit.matrix[np.ix_(live, live)], lower[live], upper[live])
-        direction = combine(torch.from_numpy(weights / unit.lengths), updates.delta)
+        direction = replies.combine("delta", weights / unit.lengths)
         diagnostics = {"norm": float(direction.norm())}
         if diagnostics["norm"] <= 10 * torch.finfo(direction.dtype).eps:  # Pareto-stationary for this cohort
             return ServerStep(server, Status.HOLD, diagnostics)
-        length = self._step_length(updates.delta, torch.from_numpy(prior), cohort.round)
+        length = self._step_length(replies, prior, cohort.round)
         return ServerStep(FedMGDAPlusServer(server.theta - length * direction), diagnostics=diagnostics)
 
-    def _step_length(self, delta: Tensor, prior: Tensor, round: int) -> float:
+    def _step_length(self, replies: Replies[FedMGDAPlusUpdate], prior: FloatArray, round: int) -> float:
         decay = self.server_lr_decay**round
         if self.rescale == "mean":
-            return (self.server_lr or 1.0) * decay * float(mean_step(delta, prior).norm())
+            return (self.server_lr or 1.0) * decay * float(replies.combine("delta", prior).norm())
         return (self.server_lr or self.lr_at(round)) * decay

@@ -1,4 +1,4 @@
-"""FedNew: one step of consensus ADMM on the Newton direction a round; no Hessian travels."""
+"""FedNew: one step of consensus ADMM on the Newton direction a round; no Hessian is sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_range
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, check_range
 from dqnfed.core.curvature import (
     client_gradient,
     client_hessian,
@@ -16,7 +16,9 @@ from dqnfed.core.curvature import (
     refuse_if_too_large,
     say_that_all_take_part,
 )
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.symmetric import damped_factor, factored_solution
 
 
@@ -51,13 +53,13 @@ class FedNewUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNew(Algorithm[FedNewServer, FedNewMemory, FedNewUpdate]):
+class FedNew(LocalWork[FedNewServer, FedNewMemory, FedNewUpdate]):
     """FedNew (Elgabli et al., ICML 2022): Newton's direction by one ADMM pass a round, warm-started.
 
     Objective: the mean of the clients' losses, convex.
 
     Client: y_k = (H_k + (alpha + rho) I)^-1 (g_k - lambda_k + rho y), y the last common step; sends y_k, and moves
-    its dual, lambda_k += rho (y_k - y), when it hears the new y. No local training: lr, epochs and batch_size are
+    its dual, lambda_k += rho (y_k - y), when it receives the new y. No local training: lr, epochs and batch_size are
     not used.
 
     Server: y = mean y_k; theta - y; unit step. The duals sum to zero, so they need not be sent.
@@ -68,7 +70,7 @@ class FedNew(Algorithm[FedNewServer, FedNewMemory, FedNewUpdate]):
 
     Evaluation: the global model.
 
-    Differences: theta travels with y, so that no client has to add up steps. Here f is a mean over examples; the
+    Differences: theta is sent with y, so that no client has to add up steps. Here f is a mean over examples; the
     authors' code sums over them, so its rho and alpha are n_k times these (and its reported objective has another
     ridge than the one it minimises, which is not copied).
 
@@ -77,15 +79,19 @@ class FedNew(Algorithm[FedNewServer, FedNewMemory, FedNewUpdate]):
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = FedNewServer
-    Memory: ClassVar[type] = FedNewMemory
-    Sent: ClassVar[tuple[type, ...]] = (Fresh, Kept)
-    Update: ClassVar[tuple[type, ...]] = (FedNewUpdate,)
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=FedNewServer,
+        memory=FedNewMemory,
+        messages=(Fresh, Kept),
+        replies=(FedNewUpdate,),
+        needs=("sum",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     rho: float = 0.1  # penalty on disagreement, > 0
     alpha: float = 0.01  # damping of the Newton direction, >= 0
-    refresh: int = 1  # rounds between new Hessians; 0: the first one serves for ever
+    refresh: int = 1  # rounds between new Hessians; 0: the first one is kept
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +112,7 @@ class FedNew(Algorithm[FedNewServer, FedNewMemory, FedNewUpdate]):
         zeros = torch.zeros_like(problem.theta0)
         return FedNewMemory(zeros, zeros.clone(), zeros.new_zeros(len(zeros), len(zeros)))
 
-    def cohort(self, server: FedNewServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: FedNewServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return torch.arange(n_clients)
 
     def send(self, server: FedNewServer) -> Fresh | Kept:
@@ -130,10 +136,11 @@ class FedNew(Algorithm[FedNewServer, FedNewMemory, FedNewUpdate]):
         wanted = client_gradient(problem, task, sent.theta) - dual + self.rho * sent.step
         return factored_solution(factor, wanted), factor
 
-    def server_step(self, server: FedNewServer, updates: FedNewUpdate, cohort: Cohort) -> ServerStep[FedNewServer]:
-        step = updates.step.mean(0)
-        spread = float((updates.step - step).norm(dim=1).max())
-        return ServerStep(FedNewServer(server.theta - step, step, server.n_rounds + 1), Status.NEXT, {"spread": spread})
+    def server_step(
+        self, server: FedNewServer, replies: Replies[FedNewUpdate], cohort: Cohort
+    ) -> ServerStep[FedNewServer]:
+        step = replies.mean("step")
+        return ServerStep(FedNewServer(server.theta - step, step, server.n_rounds + 1))
 
     def passes(self, sent: Fresh | Kept) -> float:
         return 1.0 + (hessian_passes(sent.theta) if isinstance(sent, Fresh) else 0.0)

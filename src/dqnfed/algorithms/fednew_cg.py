@@ -8,10 +8,12 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_range
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, check_range
 from dqnfed.core.curvature import LOSS_PASSES, PRODUCT_PASSES, client_gradient, gauss_newton_product
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.conjugate_gradient import cg_solution
 
 
@@ -19,7 +21,7 @@ class FedNewCGServer(NamedTuple):
     theta: Tensor  # [n]
     step: Tensor  # [n] y, the last common step
     search: Search
-    is_agreed: Tensor  # [] bool: y of this round is known and clients are to hear it
+    is_agreed: Tensor  # [] bool: y of this round is known and not sent yet
 
 
 class FedNewCGMemory(NamedTuple):
@@ -35,7 +37,7 @@ class Solve(NamedTuple):
 
 
 class Agree(NamedTuple):
-    """The common step of this round: clients move their dual, and judge the first trial."""
+    """The common step of this round: clients move their dual, and evaluate the first trial."""
 
     theta: Tensor  # [n] the first trial
     step: Tensor  # [n]
@@ -48,17 +50,18 @@ class FedNewCGUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialLoss]):
+class FedNewCG(LocalWork[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialLoss]):
     """FedNew by conjugate gradients on Gauss-Newton products: an approximation for networks, not the published FedNew.
 
     Objective: the mean of the sampled clients' losses.
 
     Client: y_k ~ (G_k + (alpha + rho) I)^-1 (g_k - lambda_k + rho y) by `cg_steps` conjugate gradients started at y,
-    G_k its Gauss-Newton matrix on all its examples; sends y_k + lambda_k / rho and g_k. In the second phase it hears
-    the new y and moves its dual: lambda_k = dual_decay lambda_k + rho (y_k - y). No local training: lr, epochs and
-    batch_size are not used.
+    G_k its Gauss-Newton matrix on all its examples; sends y_k + lambda_k / rho and g_k. In the second phase it
+    receives the new y and moves its dual: lambda_k = dual_decay lambda_k + rho (y_k - y). No local training: lr, epochs
+    and batch_size are not used.
 
-    Server: y = mean of what was sent; its length by backtracking on the cohort's mean loss, at most `max_step` long.
+    Server: y = mean of y_k + lambda_k / rho; its length by backtracking on the cohort's mean loss, at most `max_step`
+    long.
 
     State: client, 2 n floats; server, theta and y.
 
@@ -68,19 +71,23 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
 
     Differences: Unlike the paper, curvature is Gauss-Newton (the Hessian of a network is indefinite) and solves are
     inexact; the duals are added to what is sent because those of a sampled cohort do not sum to zero, and they decay;
-    the step is searched for, so the gradient travels too.
+    the step is searched for, so the gradient is sent too.
 
     Reference: after Elgabli et al., ICML 2022 (arXiv 2206.08829).
 
     Curvature: Gauss-Newton, by products.
     """
 
-    Server: ClassVar[type] = FedNewCGServer
-    Memory: ClassVar[type] = FedNewCGMemory
-    Sent: ClassVar[tuple[type, ...]] = (Solve, Agree, Trial)
-    Update: ClassVar[tuple[type, ...]] = (FedNewCGUpdate, TrialLoss)
-    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
-    suits: ClassVar[frozenset[str]] = frozenset({"network"})
+    info: ClassVar[Info] = Info(
+        server=FedNewCGServer,
+        memory=FedNewCGMemory,
+        messages=(Solve, Agree, Trial),
+        replies=(FedNewCGUpdate, TrialLoss),
+        needs=("sum",),
+        nan_ok_fields=("trial_loss",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"network"}),
+    )
 
     rho: float | None = None  # penalty on disagreement, > 0; None: 0.1, or 1 if less than a quarter take part
     alpha: float = 0.01  # damping of the Newton direction, >= 0
@@ -112,7 +119,7 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
 
     @property
     def penalty(self) -> float:
-        """What rho is; that of large cohorts before anybody has said."""
+        """What rho is; that of large cohorts before the method is prepared."""
         return 0.1 if self.rho is None else self.rho
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNewCGServer:
@@ -149,19 +156,20 @@ class FedNewCG(Algorithm[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
         return update, memory._replace(own_step=own)
 
     def server_step(
-        self, server: FedNewCGServer, updates: FedNewCGUpdate | TrialLoss, cohort: Cohort
+        self, server: FedNewCGServer, replies: Replies[FedNewCGUpdate | TrialLoss], cohort: Cohort
     ) -> ServerStep[FedNewCGServer]:
-        if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
+        if replies.kind is TrialLoss:
+            trial_loss = float(replies.scalars("trial_loss").mean())
+            found = after_trial(server.theta, server.search, trial_loss, self.sufficient, self.shrink)
             changed = FedNewCGServer(found.theta, server.step, found.search, torch.tensor(False))
             return ServerStep(changed, found.status, found.diagnostics)
-        gradient, common = updates.gradient.mean(0), updates.step.mean(0)
+        gradient, common = replies.mean("gradient"), replies.mean("step")
         slope = gradient @ common
         goes_down = bool(slope > 0)  # inexact solves and duals of a sampled cohort promise nothing
         step = common if goes_down else gradient
         longest = self.max_step or 1.0
         step = step * (longest / step.norm().clamp(min=longest))
-        search = begun_search(step, updates.loss.mean(), gradient @ step)
+        search = new_search(step, float(replies.scalars("loss").mean()), gradient @ step)
         changed = FedNewCGServer(server.theta, common, search, torch.tensor(True))
         return ServerStep(changed, Status.AGAIN, {"goes_down": float(goes_down)})
 

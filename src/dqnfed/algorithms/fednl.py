@@ -8,10 +8,11 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.hessian_learning import Begin, HessianLearner, Known
-from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.algorithms.hessian_learning import NEEDS, HessianLearner, Init, Known
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_choice, check_range, check_used
 from dqnfed.core.curvature import client_gradient, hessian_passes, say_that_all_take_part
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import Code
 from dqnfed.maths.symmetric import positive_solution, projected_solution, unpacked
 
@@ -21,7 +22,7 @@ MIN_MU = 1e-8  # for problems without a ridge
 class FedNLServer(NamedTuple):
     theta: Tensor  # [n]
     known: Known  # of the clients' estimates
-    has_begun: Tensor  # [] bool
+    is_started: Tensor  # [] bool
 
 
 class FedNLMemory(NamedTuple):
@@ -68,10 +69,15 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = FedNLServer
-    Memory: ClassVar[type] = FedNLMemory
-    Sent: ClassVar[tuple[type, ...]] = (Begin, Theta)
-    Update: ClassVar[tuple[type, ...]] = (Start, FedNLUpdate)
+    info: ClassVar[Info] = Info(
+        server=FedNLServer,
+        memory=FedNLMemory,
+        messages=(Init, Theta),
+        replies=(Start, FedNLUpdate),
+        needs=NEEDS,
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     step: str = "projection"  # projection (Option 1) | regularisation (Option 2)
     mu: float | None = None  # smallest eigenvalue after projection, > 0; None: the problem's ridge
@@ -81,6 +87,7 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
         check_choice(self, "step", ("projection", "regularisation"))
         if self.mu is not None:
             check_range(self, "mu", low=0.0, open_low=True)
+        check_used(self, "mu", used=self.step == "projection", why='with `step = "regularisation"`')
         if self.step == "projection" and self.start == "zero":
             raise ValueError(
                 'FedNL: `step = "projection"` with `start = "zero"` makes the first step gradient / mu: it diverges. '
@@ -90,7 +97,8 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         say_that_all_take_part("fednl", n_clients, cohort_size)
         prepared = super().prepare(problem, n_clients, cohort_size)
-        return prepared if self.mu is not None else replace(prepared, mu=smallest_eigenvalue(problem))
+        has_floor = self.mu is not None or self.step == "regularisation"
+        return prepared if has_floor else replace(prepared, mu=smallest_eigenvalue(problem))
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNLServer:
         known = self.none_known(problem, n_clients)
@@ -99,46 +107,47 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
     def init_memory(self, problem: Problem, task: Task) -> FedNLMemory:
         return FedNLMemory(self.first_estimate(problem, task))
 
-    def cohort(self, server: FedNLServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: FedNLServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return torch.arange(n_clients)
 
-    def send(self, server: FedNLServer) -> Begin | Theta:
-        return Theta(server.theta) if bool(server.has_begun) else Begin(server.theta)
+    def send(self, server: FedNLServer) -> Init | Theta:
+        return Theta(server.theta) if bool(server.is_started) else Init(server.theta)
 
     def client_step(
-        self, problem: Problem, task: Task, sent: Begin | Theta, memory: FedNLMemory
+        self, problem: Problem, task: Task, sent: Init | Theta, memory: FedNLMemory
     ) -> tuple[Start | FedNLUpdate, FedNLMemory]:
-        if isinstance(sent, Begin):
+        if isinstance(sent, Init):
             return Start(memory.estimate), memory
         learnt = self.learn(problem, task, sent.theta, memory.estimate)
         error = learnt.error if self.step == "regularisation" else learnt.error.new_zeros(0)
         return FedNLUpdate(client_gradient(problem, task, sent.theta), learnt.code, error), FedNLMemory(learnt.estimate)
 
-    def server_step(self, server: FedNLServer, updates: Start | FedNLUpdate, cohort: Cohort) -> ServerStep[FedNLServer]:
-        if isinstance(updates, Start):
-            known = self.first_known(server.known, updates.hessian, cohort)
+    def server_step(
+        self, server: FedNLServer, replies: Replies[Start | FedNLUpdate], cohort: Cohort
+    ) -> ServerStep[FedNLServer]:
+        if replies.kind is Start:
+            known = self.first_known(server.known, replies, cohort)
             return ServerStep(FedNLServer(server.theta, known, torch.tensor(True)), Status.AGAIN)
         n = len(server.theta)
-        gradient, hessian = updates.gradient.mean(0), unpacked(server.known.mean(), n)
+        gradient, hessian = replies.mean("gradient"), unpacked(server.known.mean(), n)
         if self.step == "projection":
             shift, step = 0.0, projected_solution(hessian, gradient, self.mu or MIN_MU)
         else:
-            shift = float(updates.error.mean())
+            shift = float(replies.scalars("error").mean())
             step = positive_solution(
                 hessian + shift * torch.eye(n, dtype=hessian.dtype, device=hessian.device), gradient
             )
-        known = self.next_known(server.known, updates.code, cohort, n)
-        return ServerStep(FedNLServer(server.theta - step, known, server.has_begun), Status.NEXT, {"shift": shift})
+        known = self.next_known(server.known, replies, cohort, n)
+        return ServerStep(FedNLServer(server.theta - step, known, server.is_started), Status.NEXT, {"shift": shift})
 
-    def uplink_bits(self, updates: Start | FedNLUpdate) -> int:
-        if isinstance(updates, Start):
-            return super().uplink_bits(updates)
-        n, float_bits = updates.gradient.shape[1], 8 * updates.gradient.element_size()
-        n_errors = updates.error[0].numel()
-        return (n + n_errors) * float_bits + self.code_bits(n, float_bits)
+    def uplink_bits(self, reply: Start | FedNLUpdate) -> int:
+        if isinstance(reply, Start):
+            return super().uplink_bits(reply)
+        n, float_bits = len(reply.gradient), 8 * reply.gradient.element_size()
+        return (n + reply.error.numel()) * float_bits + self.code_bits(n, float_bits)
 
-    def passes(self, sent: Begin | Theta) -> float:
-        return hessian_passes(sent.theta) + (0.0 if isinstance(sent, Begin) else 1.0)
+    def passes(self, sent: Init | Theta) -> float:
+        return hessian_passes(sent.theta) + (0.0 if isinstance(sent, Init) else 1.0)
 
 
 def smallest_eigenvalue(problem: Problem) -> float:

@@ -8,10 +8,11 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.hessian_learning import Begin, HessianLearner, Known
-from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_range
+from dqnfed.algorithms.hessian_learning import NEEDS, HessianLearner, Init, Known
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import LinearProblem, client_gradient, client_hessian, hessian_passes, say_that_all_take_part
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import Code
 from dqnfed.maths.cubic import cubic_step
 from dqnfed.maths.symmetric import unpacked
@@ -23,7 +24,7 @@ class FedNLCRServer(NamedTuple):
     theta: Tensor  # [n]
     known: Known  # of the clients' estimates
     lipschitz: Tensor  # [] M, of the mean Hessian
-    has_begun: Tensor  # [] bool
+    is_started: Tensor  # [] bool
 
 
 class FedNLCRMemory(NamedTuple):
@@ -67,10 +68,15 @@ class FedNLCR(HessianLearner[FedNLCRServer, FedNLCRMemory, Start | FedNLCRUpdate
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = FedNLCRServer
-    Memory: ClassVar[type] = FedNLCRMemory
-    Sent: ClassVar[tuple[type, ...]] = (Begin, Theta)
-    Update: ClassVar[tuple[type, ...]] = (Start, FedNLCRUpdate)
+    info: ClassVar[Info] = Info(
+        server=FedNLCRServer,
+        memory=FedNLCRMemory,
+        messages=(Init, Theta),
+        replies=(Start, FedNLCRUpdate),
+        needs=NEEDS,
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
     own_name: ClassVar[str] = "FedNL-CR"
 
     start: str = "zero"
@@ -94,16 +100,16 @@ class FedNLCR(HessianLearner[FedNLCRServer, FedNLCRMemory, Start | FedNLCRUpdate
     def init_memory(self, problem: Problem, task: Task) -> FedNLCRMemory:
         return FedNLCRMemory(self.first_estimate(problem, task))
 
-    def cohort(self, server: FedNLCRServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: FedNLCRServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return torch.arange(n_clients)
 
-    def send(self, server: FedNLCRServer) -> Begin | Theta:
-        return Theta(server.theta) if bool(server.has_begun) else Begin(server.theta)
+    def send(self, server: FedNLCRServer) -> Init | Theta:
+        return Theta(server.theta) if bool(server.is_started) else Init(server.theta)
 
     def client_step(
-        self, problem: Problem, task: Task, sent: Begin | Theta, memory: FedNLCRMemory
+        self, problem: Problem, task: Task, sent: Init | Theta, memory: FedNLCRMemory
     ) -> tuple[Start | FedNLCRUpdate, FedNLCRMemory]:
-        if isinstance(sent, Begin):
+        if isinstance(sent, Init):
             hessian = memory.estimate if self.start == "hessian" else memory.estimate.new_zeros(0)
             return Start(hessian, self._lipschitz(problem, task, sent.theta)), memory
         learnt = self.learn(problem, task, sent.theta, memory.estimate)
@@ -124,24 +130,25 @@ class FedNLCR(HessianLearner[FedNLCRServer, FedNLCRMemory, Start | FedNLCRUpdate
         return bound
 
     def server_step(
-        self, server: FedNLCRServer, updates: Start | FedNLCRUpdate, cohort: Cohort
+        self, server: FedNLCRServer, replies: Replies[Start | FedNLCRUpdate], cohort: Cohort
     ) -> ServerStep[FedNLCRServer]:
-        if isinstance(updates, Start):
-            known = self.first_known(server.known, updates.hessian, cohort)
-            begun = FedNLCRServer(server.theta, known, updates.lipschitz.mean(), torch.tensor(True))
-            return ServerStep(begun, Status.AGAIN)
-        n, shift = len(server.theta), updates.error.mean()
-        curvature = unpacked(server.known.mean(), n) + shift * torch.eye(n, dtype=shift.dtype, device=shift.device)
-        found = cubic_step(curvature, updates.gradient.mean(0), float(server.lipschitz))
-        known = self.next_known(server.known, updates.code, cohort, n)
+        if replies.kind is Start:
+            known = self.first_known(server.known, replies, cohort)
+            lipschitz = server.theta.new_tensor(float(replies.scalars("lipschitz").mean()))
+            return ServerStep(FedNLCRServer(server.theta, known, lipschitz, torch.tensor(True)), Status.AGAIN)
+        n, shift = len(server.theta), float(replies.scalars("error").mean())
+        hessian = unpacked(server.known.mean(), n)
+        curvature = hessian + shift * torch.eye(n, dtype=hessian.dtype, device=hessian.device)
+        found = cubic_step(curvature, replies.mean("gradient"), float(server.lipschitz))
+        known = self.next_known(server.known, replies, cohort, n)
         changed = server._replace(theta=server.theta - found.step, known=known)
-        return ServerStep(changed, Status.NEXT, {"shift": float(shift), "radius": found.radius})
+        return ServerStep(changed, Status.NEXT, {"shift": shift, "radius": found.radius})
 
-    def uplink_bits(self, updates: Start | FedNLCRUpdate) -> int:
-        if isinstance(updates, Start):
-            return super().uplink_bits(updates)
-        n, float_bits = updates.gradient.shape[1], 8 * updates.gradient.element_size()
+    def uplink_bits(self, reply: Start | FedNLCRUpdate) -> int:
+        if isinstance(reply, Start):
+            return super().uplink_bits(reply)
+        n, float_bits = len(reply.gradient), 8 * reply.gradient.element_size()
         return (n + 1) * float_bits + self.code_bits(n, float_bits)
 
-    def passes(self, sent: Begin | Theta) -> float:
+    def passes(self, sent: Init | Theta) -> float:
         return 1.0 + hessian_passes(sent.theta)

@@ -9,23 +9,25 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, Theta, check_range
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, gauss_newton_rows, n_outputs
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.sketches import draw_keys, sketch
 
 
 class FedNLDiagServer(NamedTuple):
     theta: Tensor  # [n]
-    total: Tensor  # [n] sum of the estimates of all clients seen so far
-    is_known: Tensor  # [C] bool, seen so far
+    total: Tensor  # [n] sum of the estimates of all clients that took part so far
+    is_known: Tensor  # [C] bool, took part so far
     search: Search
 
 
 class FedNLDiagMemory(NamedTuple):
     estimate: Tensor  # [n]
-    n_visits: Tensor  # []
+    n_rounds: Tensor  # [] in which it took part
 
 
 class FedNLDiagUpdate(NamedTuple):
@@ -33,12 +35,12 @@ class FedNLDiagUpdate(NamedTuple):
     loss: Tensor  # []
     values: Tensor  # [k] largest differences between the diagonal and its estimate
     places: Tensor  # [k] int32
-    base: Tensor  # [] a newcomer's estimate starts at this constant; 0 from the second visit on
+    base: Tensor  # [] a new client's estimate starts at this constant; 0 from its second round on
     error: Tensor  # [] mean |difference| before compression
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNLDiag(Algorithm[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | TrialLoss]):
+class FedNLDiag(LocalWork[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | TrialLoss]):
     """FedNL on the diagonal of the Gauss-Newton matrix: an approximation for networks, not the published FedNL.
 
     Objective: the mean of the sampled clients' losses.
@@ -47,8 +49,8 @@ class FedNLDiag(Algorithm[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
     `keep` share of largest differences to its estimate, and moves the estimate by alpha times these. No local training:
     lr, epochs and batch_size are not used.
 
-    Server: h = mean estimate of all clients seen so far, l = mean |difference|; step = g / (h + l + mu), then its
-    length by backtracking on the cohort's mean loss, at most `max_step` long.
+    Server: h = mean estimate of all clients that took part so far, l = mean |difference|; step = g / (h + l + mu), then
+    its length by backtracking on the cohort's mean loss, at most `max_step` long.
 
     State: client, n floats; server, theta and 2 n.
 
@@ -56,23 +58,28 @@ class FedNLDiag(Algorithm[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
 
     Evaluation: the global model.
 
-    Differences: Unlike the paper, the curvature is a diagonal, the clients are sampled, a newcomer starts from the mean
-    of its diagonal, l is a mean (the Frobenius norm of a long diagonal freezes training) and the step is searched for.
+    Differences: Unlike the paper, the curvature is a diagonal, the clients are sampled, a new client starts from the
+    mean of its diagonal, l is a mean (the Frobenius norm of a long diagonal freezes training) and the step is searched
+    for.
 
     Reference: after Safaryan et al., ICML 2022 (arXiv 2106.02969).
 
     Curvature: diagonal of the Gauss-Newton matrix, stochastic.
     """
 
-    Server: ClassVar[type] = FedNLDiagServer
-    Memory: ClassVar[type] = FedNLDiagMemory
-    Sent: ClassVar[tuple[type, ...]] = (Theta, Trial)
-    Update: ClassVar[tuple[type, ...]] = (FedNLDiagUpdate, TrialLoss)
-    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
-    suits: ClassVar[frozenset[str]] = frozenset({"network"})
+    info: ClassVar[Info] = Info(
+        server=FedNLDiagServer,
+        memory=FedNLDiagMemory,
+        messages=(Theta, Trial),
+        replies=(FedNLDiagUpdate, TrialLoss),
+        needs=("rows",),
+        nan_ok_fields=("trial_loss",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"network"}),
+    )
 
     probes: int = 2  # backward passes for the diagonal, >= 1
-    keep: float = 0.1  # share of the coordinates that travel, in (0, 1]
+    keep: float = 0.1  # share of the coordinates that are sent, in (0, 1]
     alpha: float = 0.5  # Hessian learning rate in (0, 1]; below 1 since the diagonal is noisy
     mu: float = 1e-3  # least curvature, > 0
     max_step: float = 1.0  # longest step, > 0
@@ -112,7 +119,7 @@ class FedNLDiag(Algorithm[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
         width = len(task.mask) * n_outputs(problem, task)
         signs = sketch(task.noise, self.probes, width, kind="rademacher", dtype=sent.theta.dtype)
         diagonal = gauss_newton_rows(problem, task, sent.theta, signs).square().sum(0) + problem.ridge
-        is_new = memory.n_visits == 0
+        is_new = memory.n_rounds == 0
         base = torch.where(is_new, diagonal.mean(), torch.zeros_like(diagonal[0]))
         estimate = memory.estimate + base
         difference = diagonal - estimate
@@ -121,32 +128,33 @@ class FedNLDiag(Algorithm[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
         gradient, loss = client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)
         update = FedNLDiagUpdate(gradient, loss, values, places.to(torch.int32), base, difference.abs().mean())
         moved = estimate.scatter_add(0, places, self.alpha * values)
-        return update, FedNLDiagMemory(moved, memory.n_visits + 1)
+        return update, FedNLDiagMemory(moved, memory.n_rounds + 1)
 
     def n_kept(self, n: int) -> int:
-        """Return how many coordinates of n travel."""
+        """Return how many coordinates of n are sent."""
         return max(1, round(self.keep * n))
 
     def server_step(
-        self, server: FedNLDiagServer, updates: FedNLDiagUpdate | TrialLoss, cohort: Cohort
+        self, server: FedNLDiagServer, replies: Replies[FedNLDiagUpdate | TrialLoss], cohort: Cohort
     ) -> ServerStep[FedNLDiagServer]:
-        if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
+        if replies.kind is TrialLoss:
+            trial_loss = float(replies.scalars("trial_loss").mean())
+            found = after_trial(server.theta, server.search, trial_loss, self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
-        places, values = updates.places.reshape(-1).long(), self.alpha * updates.values.reshape(-1)
-        total = (server.total + updates.base.sum()).scatter_add(0, places, values)
+        places, values = replies.rows("places").reshape(-1).long(), self.alpha * replies.rows("values").reshape(-1)
+        total = (server.total + float(replies.scalars("base").sum())).scatter_add(0, places, values)
         is_known = server.is_known.index_fill(0, cohort.clients.to(server.is_known.device), True)
-        curvature = (total / is_known.sum()).clamp(min=0.0) + updates.error.mean() + self.mu
-        gradient = updates.gradient.mean(0)
+        curvature = (total / is_known.sum()).clamp(min=0.0) + (float(replies.scalars("error").mean()) + self.mu)
+        gradient = replies.mean("gradient")
         step = gradient / curvature
         step = step * (self.max_step / step.norm().clamp(min=self.max_step))
-        search = begun_search(step, updates.loss.mean(), gradient @ step)
+        search = new_search(step, float(replies.scalars("loss").mean()), gradient @ step)
         return ServerStep(FedNLDiagServer(server.theta, total, is_known, search), Status.AGAIN)
 
-    def uplink_bits(self, updates: FedNLDiagUpdate | TrialLoss) -> int:
-        if isinstance(updates, TrialLoss):
-            return super().uplink_bits(updates)
-        n, k, float_bits = updates.gradient.shape[1], updates.values.shape[1], 8 * updates.gradient.element_size()
+    def uplink_bits(self, reply: FedNLDiagUpdate | TrialLoss) -> int:
+        if isinstance(reply, TrialLoss):
+            return super().uplink_bits(reply)
+        n, k, float_bits = len(reply.gradient), len(reply.values), 8 * reply.gradient.element_size()
         return (n + 3 + k) * float_bits + k * max(1, ceil(log2(n)))
 
     def passes(self, sent: Theta | Trial) -> float:

@@ -8,12 +8,13 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
 from dqnfed.algorithms.fednl import MIN_MU, smallest_eigenvalue
-from dqnfed.algorithms.hessian_learning import Begin, HessianLearner, Known
-from dqnfed.core.algorithm import Cohort, ServerStep, Status, Theta, check_range
+from dqnfed.algorithms.hessian_learning import NEEDS, HessianLearner, Init, Known
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_passes, say_that_all_take_part
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import Code
 from dqnfed.maths.symmetric import projected_solution, unpacked
 
@@ -21,7 +22,7 @@ from dqnfed.maths.symmetric import projected_solution, unpacked
 class FedNLLSServer(NamedTuple):
     theta: Tensor  # [n]
     known: Known  # of the clients' estimates
-    has_begun: Tensor  # [] bool
+    is_started: Tensor  # [] bool
     search: Search
 
 
@@ -64,11 +65,16 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = FedNLLSServer
-    Memory: ClassVar[type] = FedNLLSMemory
-    Sent: ClassVar[tuple[type, ...]] = (Begin, Theta, Trial)
-    Update: ClassVar[tuple[type, ...]] = (Start, FedNLLSUpdate, TrialLoss)
-    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
+    info: ClassVar[Info] = Info(
+        server=FedNLLSServer,
+        memory=FedNLLSMemory,
+        messages=(Init, Theta, Trial),
+        replies=(Start, FedNLLSUpdate, TrialLoss),
+        needs=NEEDS,
+        nan_ok_fields=("trial_loss",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
     own_name: ClassVar[str] = "FedNL-LS"
 
     start: str = "zero"
@@ -96,20 +102,20 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
     def init_memory(self, problem: Problem, task: Task) -> FedNLLSMemory:
         return FedNLLSMemory(self.first_estimate(problem, task))
 
-    def cohort(self, server: FedNLLSServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: FedNLLSServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return torch.arange(n_clients)
 
-    def send(self, server: FedNLLSServer) -> Begin | Theta | Trial:
-        if not bool(server.has_begun):
-            return Begin(server.theta)
+    def send(self, server: FedNLLSServer) -> Init | Theta | Trial:
+        if not bool(server.is_started):
+            return Init(server.theta)
         if server.search.is_on:
             return Trial(server.theta - server.search.length * server.search.step)
         return Theta(server.theta)
 
     def client_step(
-        self, problem: Problem, task: Task, sent: Begin | Theta | Trial, memory: FedNLLSMemory
+        self, problem: Problem, task: Task, sent: Init | Theta | Trial, memory: FedNLLSMemory
     ) -> tuple[Start | FedNLLSUpdate | TrialLoss, FedNLLSMemory]:
-        if isinstance(sent, Begin):
+        if isinstance(sent, Init):
             return Start(memory.estimate), memory
         if isinstance(sent, Trial):
             return TrialLoss(problem.loss(sent.theta, task)), memory
@@ -118,28 +124,29 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
         return FedNLLSUpdate(gradient, learnt.code, loss), FedNLLSMemory(learnt.estimate)
 
     def server_step(
-        self, server: FedNLLSServer, updates: Start | FedNLLSUpdate | TrialLoss, cohort: Cohort
+        self, server: FedNLLSServer, replies: Replies[Start | FedNLLSUpdate | TrialLoss], cohort: Cohort
     ) -> ServerStep[FedNLLSServer]:
-        if isinstance(updates, Start):
-            known = self.first_known(server.known, updates.hessian, cohort)
-            return ServerStep(server._replace(known=known, has_begun=torch.tensor(True)), Status.AGAIN)
-        if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
+        if replies.kind is Start:
+            known = self.first_known(server.known, replies, cohort)
+            return ServerStep(server._replace(known=known, is_started=torch.tensor(True)), Status.AGAIN)
+        if replies.kind is TrialLoss:
+            trial_loss = float(replies.scalars("trial_loss").mean())
+            found = after_trial(server.theta, server.search, trial_loss, self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         n = len(server.theta)
-        gradient = updates.gradient.mean(0)
+        gradient = replies.mean("gradient")
         step = projected_solution(unpacked(server.known.mean(), n), gradient, self.mu or MIN_MU)
-        known = self.next_known(server.known, updates.code, cohort, n)
-        search = begun_search(step, updates.loss.mean(), gradient @ step)
+        known = self.next_known(server.known, replies, cohort, n)
+        search = new_search(step, float(replies.scalars("loss").mean()), gradient @ step)
         return ServerStep(server._replace(known=known, search=search), Status.AGAIN)
 
-    def uplink_bits(self, updates: Start | FedNLLSUpdate | TrialLoss) -> int:
-        if not isinstance(updates, FedNLLSUpdate):
-            return super().uplink_bits(updates)
-        n, float_bits = updates.gradient.shape[1], 8 * updates.gradient.element_size()
+    def uplink_bits(self, reply: Start | FedNLLSUpdate | TrialLoss) -> int:
+        if not isinstance(reply, FedNLLSUpdate):
+            return super().uplink_bits(reply)
+        n, float_bits = len(reply.gradient), 8 * reply.gradient.element_size()
         return (n + 1) * float_bits + self.code_bits(n, float_bits)
 
-    def passes(self, sent: Begin | Theta | Trial) -> float:
+    def passes(self, sent: Init | Theta | Trial) -> float:
         if isinstance(sent, Trial):
             return LOSS_PASSES
-        return hessian_passes(sent.theta) + (0.0 if isinstance(sent, Begin) else 1.0)
+        return hessian_passes(sent.theta) + (0.0 if isinstance(sent, Init) else 1.0)

@@ -8,10 +8,12 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_choice, check_range, check_used
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_root, refuse_if_too_large
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.sketches import KINDS, draw_keys, sketch
 from dqnfed.maths.symmetric import positive_solution
 
@@ -30,7 +32,7 @@ class FedNSUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
+class FedNS(LocalWork[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
     """Federated Newton sketch (Li, Liu, Wang, Wang & Li, AAAI 2024).
 
     Objective: the mean of the clients' losses, a generalised linear model with a ridge.
@@ -55,11 +57,15 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
     Curvature: sketched exact Hessian (Gauss-Newton for models not linear in theta).
     """
 
-    Server: ClassVar[type] = FedNSServer
-    Sent: ClassVar[tuple[type, ...]] = (Theta, Trial)
-    Update: ClassVar[tuple[type, ...]] = (FedNSUpdate, TrialLoss)
-    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=FedNSServer,
+        messages=(Theta, Trial),
+        replies=(FedNSUpdate, TrialLoss),
+        needs=("rows",),
+        nan_ok_fields=("trial_loss",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     rows: int = 20  # of the sketch; 0: none, a gradient step
     sketch: str = "gaussian"  # gaussian | rademacher
@@ -71,6 +77,7 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
         super().__post_init__()
         check_range(self, "rows", low=0)
         check_choice(self, "sketch", KINDS)
+        check_used(self, "sketch", used=self.rows > 0, why="with `rows = 0`")
         if self.damping is not None:
             check_range(self, "damping", low=0.0, open_low=True)
         check_range(self, "sufficient", low=0.0, high=1.0, open_low=True, open_high=True)
@@ -102,20 +109,20 @@ class FedNS(Algorithm[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
         return FedNSUpdate(gradient, loss, S @ root), memory
 
     def server_step(
-        self, server: FedNSServer, updates: FedNSUpdate | TrialLoss, cohort: Cohort
+        self, server: FedNSServer, replies: Replies[FedNSUpdate | TrialLoss], cohort: Cohort
     ) -> ServerStep[FedNSServer]:
-        if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
+        if replies.kind is TrialLoss:
+            trial_loss = float(replies.scalars("trial_loss").mean())
+            found = after_trial(server.theta, server.search, trial_loss, self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
         n = len(server.theta)
-        rows = updates.root.reshape(-1, n)
+        rows = replies.rows("root").reshape(-1, n)
         eye = torch.eye(n, dtype=rows.dtype, device=rows.device)
         hessian = rows.T @ rows / len(cohort.clients) + (self.damping or MIN_DAMPING) * eye
-        gradient = updates.gradient.mean(0)
+        gradient = replies.mean("gradient")
         step = positive_solution(hessian, gradient)
-        return ServerStep(
-            server._replace(search=begun_search(step, updates.loss.mean(), gradient @ step)), Status.AGAIN
-        )
+        search = new_search(step, float(replies.scalars("loss").mean()), gradient @ step)
+        return ServerStep(server._replace(search=search), Status.AGAIN)
 
     def passes(self, sent: Theta | Trial) -> float:
         return LOSS_PASSES if isinstance(sent, Trial) else 1.0 + self.rows

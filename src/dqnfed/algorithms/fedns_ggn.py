@@ -8,10 +8,12 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_range
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, gauss_newton_rows, n_outputs
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.sketches import draw_keys, sketch
 from dqnfed.maths.woodbury import woodbury_solution
 
@@ -28,7 +30,7 @@ class FedNSGGNUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
+class FedNSGGN(LocalWork[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
     """FedNS with sketched Gauss-Newton matrices and a Woodbury solve: an approximation for networks.
 
     Objective: the mean of the sampled clients' losses.
@@ -53,11 +55,15 @@ class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
     Curvature: Gauss-Newton, sketched.
     """
 
-    Server: ClassVar[type] = FedNSGGNServer
-    Sent: ClassVar[tuple[type, ...]] = (Theta, Trial)
-    Update: ClassVar[tuple[type, ...]] = (FedNSGGNUpdate, TrialLoss)
-    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
-    suits: ClassVar[frozenset[str]] = frozenset({"network"})
+    info: ClassVar[Info] = Info(
+        server=FedNSGGNServer,
+        messages=(Theta, Trial),
+        replies=(FedNSGGNUpdate, TrialLoss),
+        needs=("rows",),
+        nan_ok_fields=("trial_loss",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"network"}),
+    )
 
     rows: int = 10  # of each client's sketch, >= 1
     damping: float | None = None  # of the mean eigenvalue that the rows span, > 0; None: 0.1, or 1 for small cohorts
@@ -103,16 +109,17 @@ class FedNSGGN(Algorithm[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
         return FedNSGGNUpdate(gradient, loss, rows), memory
 
     def server_step(
-        self, server: FedNSGGNServer, updates: FedNSGGNUpdate | TrialLoss, cohort: Cohort
+        self, server: FedNSGGNServer, replies: Replies[FedNSGGNUpdate | TrialLoss], cohort: Cohort
     ) -> ServerStep[FedNSGGNServer]:
-        if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
+        if replies.kind is TrialLoss:
+            trial_loss = float(replies.scalars("trial_loss").mean())
+            found = after_trial(server.theta, server.search, trial_loss, self.sufficient, self.shrink)
             return ServerStep(server._replace(theta=found.theta, search=found.search), found.status, found.diagnostics)
-        gradient = updates.gradient.mean(0)
-        rows = updates.rows.reshape(-1, len(server.theta))
+        gradient = replies.mean("gradient")
+        rows = replies.rows("rows").reshape(-1, len(server.theta))
         solved = woodbury_solution(rows, gradient, weight=1.0 / len(cohort.clients), damping=self.damping or 0.1)
         step = solved.step * (self.max_step / solved.step.norm().clamp(min=self.max_step))
-        search = begun_search(step, updates.loss.mean(), gradient @ step)
+        search = new_search(step, float(replies.scalars("loss").mean()), gradient @ step)
         return ServerStep(server._replace(search=search), Status.AGAIN, {"mu": solved.mu})
 
     def passes(self, sent: Theta | Trial) -> float:

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_range
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import (
     LOSS_PASSES,
     PRODUCT_PASSES,
@@ -18,11 +18,13 @@ from dqnfed.core.curvature import (
     hessian_product,
     refuse_if_too_large,
 )
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.conjugate_gradient import cg_solution
 from dqnfed.maths.symmetric import damped_factor, factored_solution
 
-N_LENGTHS = 10
+LENGTHS = tuple(4.0**-j for j in range(10))  # that clients and server try, the longest first
 ROUNDING = 10.0  # in units of the loss's last digit: an increase smaller than this is none
 
 
@@ -62,7 +64,7 @@ class Losses(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GIANT(Algorithm[GIANTServer, Empty, Slope | Direction | Losses]):
+class GIANT(LocalWork[GIANTServer, Empty, Slope | Direction | Losses]):
     """Globally improved approximate Newton (Wang, Roosta, Xu & Mahoney, NeurIPS 2018).
 
     Objective: the mean of the clients' losses, convex, on data that is shuffled over the clients.
@@ -88,11 +90,15 @@ class GIANT(Algorithm[GIANTServer, Empty, Slope | Direction | Losses]):
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = GIANTServer
-    Sent: ClassVar[tuple[type, ...]] = (Theta, Through, Along)
-    Update: ClassVar[tuple[type, ...]] = (Slope, Direction, Losses)
-    optional: ClassVar[tuple[str, ...]] = ("losses",)  # beyond the numbers: that step is too long
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=GIANTServer,
+        messages=(Theta, Through, Along),
+        replies=(Slope, Direction, Losses),
+        needs=("sum",),
+        nan_ok_fields=("losses",),  # not finite: that step is too long
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     cg_steps: int = 0  # conjugate gradient iterations a solve; 0: exact, by Cholesky
     sufficient: float = 0.1  # share of the first-order decrease that a length must reach, in (0, 1)
@@ -125,7 +131,7 @@ class GIANT(Algorithm[GIANTServer, Empty, Slope | Direction | Losses]):
         if isinstance(sent, Theta):
             return Slope(client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)), memory
         if isinstance(sent, Along):
-            trials = [problem.loss(sent.theta - 4.0**-j * sent.step, task) for j in range(N_LENGTHS)]
+            trials = [problem.loss(sent.theta - length * sent.step, task) for length in LENGTHS]
             return Losses(torch.stack(trials)), memory
         if self.cg_steps == 0:
             factor = damped_factor(client_hessian(problem, task, sent.theta))
@@ -137,17 +143,18 @@ class GIANT(Algorithm[GIANTServer, Empty, Slope | Direction | Losses]):
         ), memory
 
     def server_step(
-        self, server: GIANTServer, updates: Slope | Direction | Losses, cohort: Cohort
+        self, server: GIANTServer, replies: Replies[Slope | Direction | Losses], cohort: Cohort
     ) -> ServerStep[GIANTServer]:
-        if isinstance(updates, Slope):
-            found = server._replace(gradient=updates.gradient.mean(0), loss=updates.loss.mean())
-            return ServerStep(found._replace(phase=server.phase + 1), Status.AGAIN)
-        if isinstance(updates, Direction):
-            return ServerStep(server._replace(step=updates.step.mean(0), phase=server.phase + 1), Status.AGAIN)
+        if replies.kind is Slope:
+            loss = server.loss.new_tensor(float(replies.scalars("loss").mean()))
+            found = server._replace(gradient=replies.mean("gradient"), loss=loss, phase=server.phase + 1)
+            return ServerStep(found, Status.AGAIN)
+        if replies.kind is Direction:
+            return ServerStep(server._replace(step=replies.mean("step"), phase=server.phase + 1), Status.AGAIN)
         slope = server.gradient @ server.step
-        lengths = 4.0 ** -torch.arange(N_LENGTHS, dtype=slope.dtype, device=slope.device)
+        lengths = slope.new_tensor(LENGTHS)
         rounding = ROUNDING * torch.finfo(slope.dtype).eps * server.loss.abs()
-        falls = updates.losses.mean(0) <= server.loss - self.sufficient * lengths * slope + rounding
+        falls = replies.mean("losses") <= server.loss - self.sufficient * lengths * slope + rounding
         done = server._replace(phase=torch.zeros_like(server.phase))
         if not bool(falls.any()):
             return ServerStep(done, Status.HOLD, {"length": 0.0})
@@ -158,5 +165,5 @@ class GIANT(Algorithm[GIANTServer, Empty, Slope | Direction | Losses]):
         if isinstance(sent, Theta):
             return 1.0
         if isinstance(sent, Along):
-            return N_LENGTHS * LOSS_PASSES
+            return len(LENGTHS) * LOSS_PASSES
         return self.cg_steps * PRODUCT_PASSES if self.cg_steps else hessian_passes(sent.theta)

@@ -1,4 +1,4 @@
-"""What the FedNL family shares: clients that learn their Hessian from compressed differences, and tell the server.
+"""What the FedNL family shares: clients learn their Hessian from compressed differences, and send these.
 
 Not a method of its own; `fednl`, `fednl-pp`, `fednl-ls` and `fednl-cr` are built from it.
 """
@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, check_choice, check_range
+from dqnfed.core.algorithm import Cohort, check_choice, check_range, check_used
 from dqnfed.core.curvature import client_hessian, refuse_if_too_large
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import gather
+from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import KINDS, Code, Compressor, compressed, compressor, mean_expanded, moved_by
 from dqnfed.maths.symmetric import n_packed, packed, packed_norm
 
@@ -22,9 +23,11 @@ S = TypeVar("S", bound=tuple[Any, ...])
 M = TypeVar("M", bound=tuple[Any, ...])
 U = TypeVar("U", bound=tuple[Any, ...])
 
+NEEDS = ("rows", 'sum with `compressor = "identity"`')  # a code has to be expanded before it can be added to others
 
-class Begin(NamedTuple):
-    """The model, and a wish for what the clients' Hessians start from."""
+
+class Init(NamedTuple):
+    """The model, in the first phase of all: clients reply with what their estimates start from."""
 
     theta: Tensor  # [n]
 
@@ -39,25 +42,24 @@ class Learnt(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the server knows of the clients' estimates: their sum, over those it has heard of."""
+    """The server's copy of the sum of the clients' estimates, over those whose first estimate it has."""
 
     total: Tensor  # [T] sum of the estimates
-    clients: Tensor  # [C] bool, heard of
+    clients: Tensor  # [C] bool, included in the sum
 
     def mean(self) -> Tensor:
-        """Return the mean estimate [T]; zero before anybody was heard of."""
+        """Return the mean estimate [T]; zero before any client is included."""
         return self.total / self.clients.sum().clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HessianLearner(Algorithm[S, M, U]):
+class HessianLearner(LocalWork[S, M, U]):
     """The fields and the client work that the FedNL family shares."""
 
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
     own_name: ClassVar[str] = "FedNL"
 
     compressor: str = "rank"  # rank | top | random | identity
-    size: int = 1  # eigenpairs (rank) or entries of the upper triangle (top, random) that travel, >= 1
+    size: int = 1  # eigenpairs (rank) or entries of the upper triangle (top, random) that are sent, >= 1
     alpha: float | None = None  # Hessian learning rate in (0, 1]; None: 1, or 1 / (w + 1) for the random compressor
     start: str = "hessian"  # hessian: estimates start at the true Hessian of theta0, sent once | zero
 
@@ -66,8 +68,13 @@ class HessianLearner(Algorithm[S, M, U]):
         check_choice(self, "compressor", KINDS)
         check_choice(self, "start", ("hessian", "zero"))
         check_range(self, "size", low=1)
+        check_used(self, "size", used=self.compressor != "identity", why='with `compressor = "identity"`')
         if self.alpha is not None:
             check_range(self, "alpha", low=0.0, high=1.0, open_low=True)
+
+    @property
+    def needs(self) -> str:
+        return "sum" if self.compressor == "identity" else "rows"
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         refuse_if_too_large(problem, n_clients, self.own_name, "fednl-diag or fednl-head")
@@ -98,22 +105,24 @@ class HessianLearner(Algorithm[S, M, U]):
         return Learnt(code, packed_norm(difference, how.d), moved, hessian)
 
     def none_known(self, problem: Problem, n_clients: int) -> Known:
-        """Return what the server knows before the first message."""
+        """Return the sum of no estimates."""
         return Known(problem.theta0.new_zeros(n_packed(problem.n_parameters)), torch.zeros(n_clients).bool())
 
-    def first_known(self, known: Known, hessians: Tensor, cohort: Cohort) -> Known:
-        """Return what the server knows once the clients' first estimates [K, T], or nothing [K, 0], have come."""
-        total = known.total + hessians.sum(0) if hessians.shape[1] else known.total
-        return Known(total, _with(known.clients, cohort.clients))
+    def first_known(self, known: Known, replies: Replies[Any], cohort: Cohort) -> Known:
+        """Return the sum with the clients' first estimates, their `hessian` [T], or [0] where these are zero."""
+        first = replies.combine("hessian", torch.ones(len(replies))) if self.start == "hessian" else 0.0
+        return Known(known.total + first, _with(known.clients, cohort.clients))
 
-    def next_known(self, known: Known, codes: Code, cohort: Cohort, n: int) -> Known:
-        """Return what the server knows after the clients' codes; those of clients it never heard of cannot be used."""
-        clients, is_heard_of = known.clients, known.clients[cohort.clients.to(known.clients.device)]
-        if self.start == "zero":  # an estimate of zero needs no introduction
-            clients, is_heard_of = _with(clients, cohort.clients), torch.ones_like(is_heard_of)
-        how = self.how(n)
-        usable = codes if bool(is_heard_of.all()) else gather(codes, is_heard_of.nonzero().flatten())
-        return Known(known.total + self.learning_rate(how) * mean_expanded(how, usable, 1), clients)
+    def next_known(self, known: Known, replies: Replies[Any], cohort: Cohort, n: int) -> Known:
+        """Return the sum moved by the clients' codes."""
+        clients, how = cohort.clients, self.how(n)
+        if self.start == "hessian":  # a first estimate of zero, in contrast, is there without a message
+            replies, clients = included(known, replies, clients)
+        if self.compressor == "identity":
+            change = replies.combine("code.values", torch.ones(len(replies)))
+        else:
+            change = mean_expanded(how, Code(replies.rows("code.values"), replies.rows("code.places")), 1)
+        return Known(known.total + self.learning_rate(how) * change, _with(known.clients, clients))
 
     def learning_rate(self, how: Compressor) -> float:
         return how.default_alpha if self.alpha is None else self.alpha
@@ -123,5 +132,14 @@ class HessianLearner(Algorithm[S, M, U]):
         return self.how(n).bits(float_bits)
 
 
-def _with(heard_of: Tensor, clients: Tensor) -> Tensor:
-    return heard_of.index_fill(0, clients.to(heard_of.device), True)
+def included(known: Known, replies: Replies[Any], clients: Tensor) -> tuple[Replies[Any], Tensor]:
+    """Return the replies of the clients that are included in the sum, and these clients: no others can be used."""
+    is_included = known.clients[clients.to(known.clients.device)].cpu()
+    if bool(is_included.all()):
+        return replies, clients
+    places = is_included.nonzero().flatten()
+    return replies.take(places), clients[places]
+
+
+def _with(is_included: Tensor, clients: Tensor) -> Tensor:
+    return is_included.index_fill(0, clients.to(is_included.device), True)

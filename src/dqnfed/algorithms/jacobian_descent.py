@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate
-from dqnfed.core.algorithm import Algorithm, AnyAlgorithm, Cohort, Empty, ServerStep, Theta, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.gramian import combine, gramian
+from dqnfed.core.replies import Replies
 
 
 @dataclass(frozen=True, kw_only=True)
-class JacobianDescent(Algorithm[FedAvgServer, Empty, FedAvgUpdate]):
+class JacobianDescent(LocalWork[FedAvgServer, Empty, FedAvgUpdate]):
     """A method whose server combines the clients' updates with weights that TorchJD finds from their Gramian."""
 
-    Server: ClassVar[type] = FedAvgServer
-    Update: ClassVar[tuple[type, ...]] = (FedAvgUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=FedAvgServer, replies=(FedAvgUpdate,), needs=("gram",), clip_fields=("delta",))
 
     server_lr: float = 1.0  # > 0
 
@@ -43,14 +41,15 @@ class JacobianDescent(Algorithm[FedAvgServer, Empty, FedAvgUpdate]):
         return FedAvgServer(problem.theta0.clone())
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedAvgUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return FedAvgUpdate(sent.theta - local), memory
+        return FedAvgUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
 
-    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
-        M = gramian(updates.delta)
+    def server_step(
+        self, server: FedAvgServer, replies: Replies[FedAvgUpdate], cohort: Cohort
+    ) -> ServerStep[FedAvgServer]:
+        M = torch.from_numpy(replies.gram("delta"))
         weights: Tensor = self.weighting(torchjd_aggregation())(M / M.diagonal().max().clamp(min=1e-300))
         diagnostics = {"smallest_weight": float(weights.min()), "largest_weight": float(weights.max())}
-        step = combine(weights, updates.delta)
+        step = replies.combine("delta", weights)
         return ServerStep(FedAvgServer(server.theta - self.server_lr * step), diagnostics=diagnostics)
 
 
@@ -176,7 +175,7 @@ class JDCAGrad(JacobianDescent):
         return aggregation.CAGradWeighting(self.c)
 
 
-JD_METHODS: dict[str, type[AnyAlgorithm]] = {
+JD_METHODS: dict[str, type[JacobianDescent]] = {
     "jd-upgrad": JDUPGrad,
     "jd-dualproj": JDDualProj,
     "jd-aligned-mtl": JDAlignedMTL,

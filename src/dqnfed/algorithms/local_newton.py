@@ -8,9 +8,11 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_range
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range, check_used
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, client_hessian, hessian_passes, refuse_if_too_large
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.symmetric import damped_factor, factored_solution
 
 N_LENGTHS = 20  # of the local line search: 1, 1/2, ..., 2^-19
@@ -25,7 +27,7 @@ class LocalNewtonUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalNewton(Algorithm[LocalNewtonServer, Empty, LocalNewtonUpdate]):
+class LocalNewton(LocalWork[LocalNewtonServer, Empty, LocalNewtonUpdate]):
     """LocalNewton (Gupta, Ghosh, Derezinski, Khanna, Ramchandran & Mahoney, UAI 2021).
 
     Objective: the mean of the clients' losses, convex, on data that is shuffled over the clients.
@@ -50,9 +52,13 @@ class LocalNewton(Algorithm[LocalNewtonServer, Empty, LocalNewtonUpdate]):
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = LocalNewtonServer
-    Update: ClassVar[tuple[type, ...]] = (LocalNewtonUpdate,)
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=LocalNewtonServer,
+        replies=(LocalNewtonUpdate,),
+        needs=("sum",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     local_steps: int = 1  # Newton steps a round, >= 1
     line_search: bool = True  # local Armijo backtracking; False: unit steps
@@ -62,6 +68,7 @@ class LocalNewton(Algorithm[LocalNewtonServer, Empty, LocalNewtonUpdate]):
         super().__post_init__()
         check_range(self, "local_steps", low=1)
         check_range(self, "sufficient", low=0.0, high=1.0, open_low=True, open_high=True)
+        check_used(self, "sufficient", used=self.line_search, why="with `line_search = False`")
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         refuse_if_too_large(problem, cohort_size, "LocalNewton", "fednew-cg")
@@ -86,9 +93,9 @@ class LocalNewton(Algorithm[LocalNewtonServer, Empty, LocalNewtonUpdate]):
         return (lengths * falls).amax()  # the longest that falls; 0 if none does
 
     def server_step(
-        self, server: LocalNewtonServer, updates: LocalNewtonUpdate, cohort: Cohort
+        self, server: LocalNewtonServer, replies: Replies[LocalNewtonUpdate], cohort: Cohort
     ) -> ServerStep[LocalNewtonServer]:
-        return ServerStep(LocalNewtonServer(updates.theta.mean(0)), Status.NEXT)
+        return ServerStep(LocalNewtonServer(replies.mean("theta")))
 
     def passes(self, sent: Theta) -> float:
         search = (N_LENGTHS + 1) * LOSS_PASSES if self.line_search else 0.0

@@ -8,11 +8,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_range
-from dqnfed.core.digest import field_gramian
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.gramian import combine
+from dqnfed.core.replies import Replies
 from dqnfed.maths.solvers import min_norm_weights
 
 
@@ -25,7 +24,7 @@ class MGDAUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
+class MGDA(LocalWork[MGDAServer, Empty, MGDAUpdate]):
     """MGDA, the multiple-gradient descent algorithm, on the clients' raw updates (FedMGDA).
 
     Objective: Pareto stationarity of (F_1, ..., F_K): go on as long as some step lowers every client's loss.
@@ -50,9 +49,7 @@ class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
     Mathematique 2012; federated by Hu, Shaloudegi, Zhang & Yu, IEEE TNSE 2022.
     """
 
-    Server: ClassVar[type] = MGDAServer
-    Update: ClassVar[tuple[type, ...]] = (MGDAUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=MGDAServer, replies=(MGDAUpdate,), needs=("gram",), clip_fields=("delta",))
 
     server_lr: float = 1.0  # > 0
 
@@ -64,17 +61,12 @@ class MGDA(Algorithm[MGDAServer, Empty, MGDAUpdate]):
         return MGDAServer(problem.theta0.clone())
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[MGDAUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return MGDAUpdate(sent.theta - local), memory
+        return MGDAUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
 
-    @property
-    def gramian_of(self) -> str:
-        return "delta"
-
-    def server_step(self, server: MGDAServer, updates: MGDAUpdate, cohort: Cohort) -> ServerStep[MGDAServer]:
-        M = field_gramian(updates.delta, cohort.digest, "delta")
-        weights = torch.from_numpy(min_norm_weights(M))
-        step = combine(weights, updates.delta)
+    def server_step(self, server: MGDAServer, replies: Replies[MGDAUpdate], cohort: Cohort) -> ServerStep[MGDAServer]:
+        M = replies.gram("delta")
+        weights = min_norm_weights(M)
+        step = replies.combine("delta", weights)
         diagnostics = {"n_active": float((weights > 0).sum()), "norm": float(step.norm())}
         rounding = 10 * torch.finfo(step.dtype).eps * float(M.diagonal().max()) ** 0.5
         if diagnostics["norm"] <= rounding:  # Pareto-stationary for this cohort

@@ -1,4 +1,4 @@
-"""Newton's method with everybody's Hessian: the yardstick of the second-order methods."""
+"""Newton's method with the exact Hessians of all clients: what the other second-order methods are compared with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_choice
 from dqnfed.core.curvature import (
     client_gradient,
     client_hessian,
@@ -16,7 +16,9 @@ from dqnfed.core.curvature import (
     refuse_if_too_large,
     say_that_all_take_part,
 )
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.symmetric import n_packed, packed, positive_solution, unpacked
 
 
@@ -27,7 +29,7 @@ class NewtonServer(NamedTuple):
 
 
 class Curvature(NamedTuple):
-    """The model, and a wish for the Hessian there."""
+    """The model; clients reply with gradient and Hessian there."""
 
     theta: Tensor  # [n]
 
@@ -42,7 +44,7 @@ class Slope(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Newton(Algorithm[NewtonServer, Empty, Full | Slope]):
+class Newton(LocalWork[NewtonServer, Empty, Full | Slope]):
     """Newton's method on the mean of the clients' losses; with `renew = "once"`, Newton-Zero (Islamov et al. 2021).
 
     Objective: the mean of the clients' losses, all clients alike; twice differentiable and strictly convex.
@@ -64,12 +66,16 @@ class Newton(Algorithm[NewtonServer, Empty, Full | Slope]):
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = NewtonServer
-    Sent: ClassVar[tuple[type, ...]] = (Curvature, Theta)
-    Update: ClassVar[tuple[type, ...]] = (Full, Slope)
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=NewtonServer,
+        messages=(Curvature, Theta),
+        replies=(Full, Slope),
+        needs=("sum",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
-    renew: str = "every-round"  # every-round | once: the Hessian at the start serves for ever
+    renew: str = "every-round"  # every-round | once: the Hessian at the start is kept
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +91,7 @@ class Newton(Algorithm[NewtonServer, Empty, Full | Slope]):
         theta = problem.theta0.clone()
         return NewtonServer(theta, theta.new_zeros(n_packed(len(theta))), torch.tensor(False))
 
-    def cohort(self, server: NewtonServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: NewtonServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return torch.arange(n_clients) if self.renew == "once" else sampled
 
     def send(self, server: NewtonServer) -> Curvature | Theta:
@@ -100,9 +106,11 @@ class Newton(Algorithm[NewtonServer, Empty, Full | Slope]):
             return Slope(gradient), memory
         return Full(gradient, packed(client_hessian(problem, task, sent.theta))), memory
 
-    def server_step(self, server: NewtonServer, updates: Full | Slope, cohort: Cohort) -> ServerStep[NewtonServer]:
-        hessian = updates.hessian.mean(0) if isinstance(updates, Full) else server.hessian
-        step = positive_solution(unpacked(hessian, len(server.theta)), updates.gradient.mean(0))
+    def server_step(
+        self, server: NewtonServer, replies: Replies[Full | Slope], cohort: Cohort
+    ) -> ServerStep[NewtonServer]:
+        hessian = replies.mean("hessian") if replies.kind is Full else server.hessian
+        step = positive_solution(unpacked(hessian, len(server.theta)), replies.mean("gradient"))
         return ServerStep(NewtonServer(server.theta - step, hessian, torch.tensor(True)))
 
     def passes(self, sent: Curvature | Theta) -> float:

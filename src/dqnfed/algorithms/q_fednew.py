@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fednew import Fresh, Kept
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_range
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, check_range
 from dqnfed.core.curvature import (
     client_gradient,
     client_hessian,
@@ -17,7 +17,9 @@ from dqnfed.core.curvature import (
     refuse_if_too_large,
     say_that_all_take_part,
 )
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.quantise import Quantised, dequantised, quantised
 from dqnfed.maths.symmetric import damped_factor, factored_solution
 
@@ -40,7 +42,7 @@ class QFedNewUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
+class QFedNew(LocalWork[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
     """Quantised FedNew (Elgabli et al., ICML 2022).
 
     Objective: the mean of the clients' losses, convex.
@@ -63,15 +65,19 @@ class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
     Curvature: exact Hessian.
     """
 
-    Server: ClassVar[type] = QFedNewServer
-    Memory: ClassVar[type] = QFedNewMemory
-    Sent: ClassVar[tuple[type, ...]] = (Fresh, Kept)
-    Update: ClassVar[tuple[type, ...]] = (QFedNewUpdate,)
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=QFedNewServer,
+        memory=QFedNewMemory,
+        messages=(Fresh, Kept),
+        replies=(QFedNewUpdate,),
+        needs=("rows",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     rho: float = 0.1  # penalty on disagreement, > 0
     alpha: float = 0.01  # damping of the Newton direction, >= 0
-    refresh: int = 1  # rounds between new Hessians; 0: the first one serves for ever
+    refresh: int = 1  # rounds between new Hessians; 0: the first one is kept
     bits: int = 3  # a coordinate, 1 to 30
 
     def __post_init__(self) -> None:
@@ -98,7 +104,7 @@ class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
     def noise(self, problem: Problem, generator: torch.Generator) -> Tensor:
         return torch.rand(problem.n_parameters, generator=generator, dtype=torch.float64).to(problem.theta0.dtype)
 
-    def cohort(self, server: QFedNewServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: QFedNewServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return torch.arange(n_clients)
 
     def send(self, server: QFedNewServer) -> Fresh | Kept:
@@ -118,20 +124,23 @@ class QFedNew(Algorithm[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
             dual, memory.sent_step + dequantised(change, bits=self.bits), factor
         )
 
-    def server_step(self, server: QFedNewServer, updates: QFedNewUpdate, cohort: Cohort) -> ServerStep[QFedNewServer]:
+    def server_step(
+        self, server: QFedNewServer, replies: Replies[QFedNewUpdate], cohort: Cohort
+    ) -> ServerStep[QFedNewServer]:
         clients = cohort.clients.to(server.theta.device)
-        changes = dequantised(updates.change, bits=self.bits)
+        received = Quantised(replies.rows("change.levels"), replies.rows("change.radius"))
+        changes = dequantised(received, bits=self.bits)
         steps = server.sent_steps.index_add(0, clients, changes)
         step = steps[clients].mean(0)
-        widest = float(updates.change.radius.max())
+        widest = float(replies.scalars("change.radius").max())
         return ServerStep(
             QFedNewServer(server.theta - step, step, steps, server.n_rounds + 1),
             Status.NEXT,
             {"quantiser_range": widest},
         )
 
-    def uplink_bits(self, updates: QFedNewUpdate) -> int:
-        return self.bits * updates.change.levels.shape[1] + 8 * updates.change.radius.element_size()
+    def uplink_bits(self, reply: QFedNewUpdate) -> int:
+        return self.bits * len(reply.change.levels) + 8 * reply.change.radius.element_size()
 
     def passes(self, sent: Fresh | Kept) -> float:
         return 1.0 + (hessian_passes(sent.theta) if isinstance(sent, Fresh) else 0.0)

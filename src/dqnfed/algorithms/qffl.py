@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_choice, check_range, check_used
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
-from dqnfed.maths.gramian import squared_norms
+from dqnfed.core.replies import Replies
 
 
 class QFFLServer(NamedTuple):
@@ -26,7 +26,7 @@ class QFFLUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QFFL(Algorithm[QFFLServer, Empty, QFFLUpdate]):
+class QFFL(LocalWork[QFFLServer, Empty, QFFLUpdate]):
     """q-FFL, solved by q-FedAvg: fair resource allocation through powers of the losses.
 
     Objective: minimise sum_k p_k F_k^(q+1) / (q+1). q = 0 is the objective of FedAvg; a larger q evens out the losses,
@@ -54,9 +54,7 @@ class QFFL(Algorithm[QFFLServer, Empty, QFFLUpdate]):
     Reference: Li, Sanjabi, Beirami & Smith, "Fair resource allocation in federated learning", ICLR 2020.
     """
 
-    Server: ClassVar[type] = QFFLServer
-    Update: ClassVar[tuple[type, ...]] = (QFFLUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=QFFLServer, replies=(QFFLUpdate,), needs=("sum",), clip_fields=("delta",))
 
     q: float = 1.0  # >= 0; 0 is FedAvg
     weighting: str = "examples"  # examples | uniform
@@ -67,20 +65,25 @@ class QFFL(Algorithm[QFFLServer, Empty, QFFLUpdate]):
         check_range(self, "q", low=0.0, high=inf, open_high=True)
         check_choice(self, "weighting", ("examples", "uniform"))
         check_range(self, "floor", low=0.0, open_low=True)
+        check_used(self, "floor", used=self.q > 0, why="with q = 0, where the losses do not count")
 
     def init_server(self, problem: Problem, n_clients: int) -> QFFLServer:
         return QFFLServer(problem.theta0.clone())
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[QFFLUpdate, Empty]:
-        local = local_sgd(problem, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return QFFLUpdate(sent.theta - local, problem.loss(sent.theta, task)), memory
+        delta = sent.theta - self.local_sgd(problem, task, sent.theta)
+        return QFFLUpdate(delta, problem.loss(sent.theta, task)), memory
 
-    def server_step(self, server: QFFLServer, updates: QFFLUpdate, cohort: Cohort) -> ServerStep[QFFLServer]:
-        losses = updates.loss.cpu().double().clamp(min=self.floor)
-        weights = client_weights(self.weighting, cohort) * (losses / losses.max()) ** self.q
+    def server_step(self, server: QFFLServer, replies: Replies[QFFLUpdate], cohort: Cohort) -> ServerStep[QFFLServer]:
+        losses = torch.from_numpy(replies.scalars("loss")).clamp(min=self.floor)
+        shares = client_weights(self.weighting, cohort)
+        weights = shares * (losses / losses.max()) ** self.q
         # the denominator over L: g_k = delta_k / lr turns q ||g||^2 / F + L into L (1 + q ||delta||^2 / (lr F))
-        curvature = 1.0 + self.q * squared_norms(updates.delta) / (self.lr_at(cohort.round) * losses)
-        shrink = float(weights.sum() / (weights * curvature).sum())
-        step = shrink * mean_step(updates.delta, weights)
+        squares = torch.from_numpy(replies.norms("delta")).square()
+        curvature = 1.0 + self.q * squares / (self.lr_at(cohort.round) * losses)
+        denominator = (weights * curvature).sum()
+        shrink = float(weights.sum() / denominator)
+        # over the sum of the shares, 1 but for rounding: so that q = 0 has FedAvg's weights to the bit
+        step = replies.combine("delta", weights * (shares.sum() / denominator))
         largest = float(weights.max() / weights.sum())
         return ServerStep(QFFLServer(server.theta - step), diagnostics={"shrink": shrink, "largest_weight": largest})

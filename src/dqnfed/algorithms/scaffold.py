@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import LOCAL_WORK, Cohort, Info, ServerStep, check_choice, check_range
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
-from dqnfed.maths.gramian import combine
+from dqnfed.core.replies import Replies
 
 
 class ScaffoldServer(NamedTuple):
@@ -36,7 +35,7 @@ class ScaffoldUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Algorithm[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
+class Scaffold(LocalWork[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
     r"""Stochastic controlled averaging (Karimireddy et al., ICML 2020, Algorithm 1, option II).
 
     Objective: the mean of the clients' losses; with `weighting = "examples"`, the mean loss over all examples.
@@ -59,11 +58,15 @@ class Scaffold(Algorithm[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
     Learning, ICML 2020.
     """
 
-    Server: ClassVar[type] = ScaffoldServer
-    Memory: ClassVar[type] = ScaffoldMemory
-    Sent: ClassVar[tuple[type, ...]] = (ScaffoldSent,)
-    Update: ClassVar[tuple[type, ...]] = (ScaffoldUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)  # not control_change: the client has already kept its new c_k
+    info: ClassVar[Info] = Info(
+        server=ScaffoldServer,
+        memory=ScaffoldMemory,
+        messages=(ScaffoldSent,),
+        replies=(ScaffoldUpdate,),
+        needs=("sum",),
+        clip_fields=("delta",),  # not control_change: the client has already kept its new c_k
+        local_work=frozenset(LOCAL_WORK) - {"momentum"},
+    )
 
     server_lr: float = 1.0  # > 0
     weighting: str = "uniform"  # uniform | examples
@@ -91,18 +94,19 @@ class Scaffold(Algorithm[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
         self, problem: Problem, task: Task, sent: ScaffoldSent, memory: ScaffoldMemory
     ) -> tuple[ScaffoldUpdate, ScaffoldMemory]:
         correction = sent.control - memory.control
-        local = local_sgd(problem, task, sent.theta, weight_decay=self.weight_decay, correction=correction)
+        local = self.local_sgd(problem, task, sent.theta, correction=correction)
         delta = sent.theta - local
         change = delta / (n_local_steps(task) * task.lr) - sent.control
         return ScaffoldUpdate(delta, change), ScaffoldMemory(memory.control + change)
 
     def server_step(
-        self, server: ScaffoldServer, updates: ScaffoldUpdate, cohort: Cohort
+        self, server: ScaffoldServer, replies: Replies[ScaffoldUpdate], cohort: Cohort
     ) -> ServerStep[ScaffoldServer]:
         weights = client_weights(self.weighting, cohort)
         share = len(cohort.clients) / cohort.n_clients
-        theta = server.theta - self.server_lr * mean_step(updates.delta, weights)
-        return ServerStep(ScaffoldServer(theta, server.control + combine(share * weights, updates.control_change)))
+        theta = server.theta - self.server_lr * replies.combine("delta", weights)
+        control = server.control + replies.combine("control_change", share * weights)
+        return ServerStep(ScaffoldServer(theta, control))
 
 
 def n_local_steps(task: Task) -> Tensor:

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
+from math import inf, isnan, nan
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.common_descent_messages import Models, Probe
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Status, Theta, check_choice, check_range
-from dqnfed.core.gradients import loss_gradient
+from dqnfed.algorithms.parts.messages import Models, Probe
+from dqnfed.algorithms.parts.metric import Mean, Metric, MetricState
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.core.gradients import gradients_and_values, loss_gradient
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths import step_length
-from dqnfed.maths.directions import mean_step
-from dqnfed.maths.quasi_newton import (
-    Pairs,
-    empty_pairs,
-    lbfgs_inverse_product,
-    probe_length,
-    secant_curvature,
-    server_remembered,
-)
+from dqnfed.maths.gramian import norm_of
+from dqnfed.maths.quasi_newton import probe_length, secant_curvature
 
 
 class LBFGSServer(NamedTuple):
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]
-    gradient_before: Tensor  # [n]  mean gradient of the last cohort, at theta_before
-    answered_before: Tensor  # [C]  whose mean it is
     step_norm: Tensor  # []
     n_steps: Tensor  # []
-    pairs: Pairs  # [m, n]
+    metric: MetricState
     direction: Tensor  # [n]  of the first step, while its curvature is probed
+    mean: Mean  # the cohort's mean gradient then
     probing: Tensor  # []
 
 
@@ -48,7 +44,7 @@ class ProbeUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
+class ServerLBFGS(LocalWork[LBFGSServer, Empty, LBFGSUpdate]):
     """L-BFGS on the cohort's mean loss, at the server: the ablation that shows what DQN-Fed's fairness adds.
 
     Objective: the mean loss over clients; nothing about it is fair.
@@ -69,11 +65,15 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
     Reference: Liu & Nocedal, On the limited memory BFGS method for large scale optimization, Math. Programming 1989.
     """
 
-    Server: ClassVar[type] = LBFGSServer
-    Sent: ClassVar[tuple[type, ...]] = (Theta, Models, Probe)
-    Update: ClassVar[tuple[type, ...]] = (LBFGSUpdate, ProbeUpdate)
-    starts: ClassVar[tuple[str, ...]] = ("theta", "theta_before")
-    scales: ClassVar[tuple[str, ...]] = ("gradient", "gradient_change")
+    info: ClassVar[Info] = Info(
+        server=LBFGSServer,
+        messages=(Theta, Models, Probe),
+        replies=(LBFGSUpdate, ProbeUpdate),
+        needs=("sum",),
+        theta_fields=("theta", "theta_before"),
+        clip_fields=("gradient", "gradient_change"),
+        local_work=frozenset(),
+    )
 
     memory: int = 10  # pairs, >= 1
     growth: float = 2.0  # a step is at most this many times the last one, >= 1
@@ -94,18 +94,16 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
             )
         return replace(self, previous="kept" if everybody and self.previous != "sent" else "sent")
 
+    @cached_property
+    def metric(self) -> Metric:
+        """The metric of a prepared method."""
+        return Metric(self.memory, keeps_mean=self.previous == "kept")
+
     def init_server(self, problem: Problem, n_clients: int) -> LBFGSServer:
-        theta = problem.theta0
+        theta, zero, metric = problem.theta0, torch.zeros((), dtype=torch.float64), self.metric.init(problem.theta0)
+        probing = torch.zeros((), dtype=torch.bool)
         return LBFGSServer(
-            theta=theta.clone(),
-            theta_before=theta.clone(),
-            gradient_before=torch.zeros_like(theta),
-            answered_before=torch.zeros(n_clients, dtype=torch.bool),
-            step_norm=torch.zeros((), dtype=torch.float64),
-            n_steps=torch.zeros((), dtype=torch.int64),
-            pairs=empty_pairs(self.memory, len(theta), theta.dtype, theta.device),
-            direction=torch.zeros_like(theta),
-            probing=torch.zeros((), dtype=torch.bool),
+            theta.clone(), theta.clone(), zero, zero.long(), metric, theta.new_zeros(0), metric.before, probing
         )
 
     def send(self, server: LBFGSServer) -> Theta | Models | Probe:
@@ -120,60 +118,50 @@ class ServerLBFGS(Algorithm[LBFGSServer, Empty, LBFGSUpdate]):
         return 1.0 if isinstance(sent, Theta) else 2.0
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: Empty) -> tuple[Any, Empty]:
-        slope = partial(loss_gradient, problem)
-        gradient = slope(sent.theta, task)
+        if isinstance(sent, Theta):
+            gradient = loss_gradient(problem, sent.theta, task)
+            return LBFGSUpdate(gradient, gradient.new_zeros(0)), memory
+        other = sent.nearby if isinstance(sent, Probe) else sent.theta_before
+        (gradient, _), (before, _) = gradients_and_values(problem, (sent.theta, other), task)
         if isinstance(sent, Probe):
-            return ProbeUpdate(slope(sent.nearby, task) - gradient), memory
-        if isinstance(sent, Models):
-            return LBFGSUpdate(gradient, gradient - slope(sent.theta_before, task)), memory
-        return LBFGSUpdate(gradient, gradient.new_zeros(0)), memory
+            return ProbeUpdate(before - gradient), memory
+        return LBFGSUpdate(gradient, gradient - before), memory
 
-    def server_step(self, server: LBFGSServer, updates: Any, cohort: Cohort) -> ServerStep[LBFGSServer]:
-        if isinstance(updates, ProbeUpdate):
-            length = probe_length(server.theta, server.direction)
-            change = mean_step(updates.gradient_change)
-            curvature = secant_curvature(-length * server.direction, change)
-            return self._moved(server, server.direction, server.gradient_before, float(curvature))
-        gradient = mean_step(updates.gradient)
-        answered = torch.zeros_like(server.answered_before)
-        answered[cohort.clients] = True
+    def server_step(self, server: LBFGSServer, replies: Replies[Any], cohort: Cohort) -> ServerStep[LBFGSServer]:
+        if replies.kind is ProbeUpdate:
+            move = -probe_length(server.theta, server.direction) * server.direction
+            curvature = float(secant_curvature(move, replies.mean("gradient_change")))
+            return self._moved(server, server.direction, server.mean, curvature)
+        everybody = torch.ones(len(replies), dtype=torch.bool)
+        members = torch.zeros(cohort.n_clients, dtype=torch.bool).index_copy(0, cohort.clients, everybody)
+        mean = Mean(replies.mean("gradient"), members)
         if int(server.n_steps) == 0:
-            first = server._replace(
-                direction=gradient,
-                gradient_before=gradient,
-                answered_before=answered,
-                probing=torch.ones((), dtype=torch.bool),
-            )
+            first = server._replace(direction=mean.gradient, mean=mean, probing=torch.ones((), dtype=torch.bool))
             return ServerStep(first, Status.AGAIN)
-        s, curvature_along = server.theta - server.theta_before, torch.nan
-        if self.previous == "sent" or torch.equal(answered, server.answered_before):
-            kept = self.previous == "kept"
-            y = gradient - server.gradient_before if kept else mean_step(updates.gradient_change)
-            server = server._replace(pairs=server_remembered(server.pairs, s, y))
-            curvature_along = float(secant_curvature(s, y))
-        u = lbfgs_inverse_product(server.pairs, gradient)
-        return self._moved(server._replace(answered_before=answered), u, gradient, curvature_along)
+        move, change = server.theta - server.theta_before, self.metric.change(server.metric, replies, cohort)
+        curvature = nan if change is None else float(secant_curvature(move, change))
+        server = server._replace(metric=self.metric.learn(server.metric, move, change))
+        return self._moved(server, self.metric.apply(server.metric, mean.gradient), mean, curvature)
 
-    def _moved(self, server: LBFGSServer, u: Tensor, gradient: Tensor, curvature: float) -> ServerStep[LBFGSServer]:
-        norm = float(torch.linalg.vector_norm(u, dtype=torch.float64))
-        slope = float(gradient.double() @ u.double())
-        previous = float(server.step_norm) if int(server.n_steps) else None
-        growth = 1.0 if np.isnan(curvature) else self.growth  # nothing known of the curvature: as long as before
-        largest = min(
-            1.0 if int(server.pairs.n_pairs) else np.inf, step_length.growth_limit(norm, previous, growth=growth)
-        )
+    def _moved(self, server: LBFGSServer, u: Tensor, mean: Mean, curvature: float) -> ServerStep[LBFGSServer]:
+        """Return theta - alpha u, alpha as long as the mean loss' own curvature and the last step allow."""
+        norm, slope = norm_of(u), float(mean.gradient.double() @ u.double())
+        last_norm = float(server.step_norm) if int(server.n_steps) else None
+        growth = 1.0 if isnan(curvature) else self.growth  # nothing known of the curvature: as long as before
+        full = 1.0 if int(server.metric.pairs.n_pairs) else inf
+        largest = min(full, step_length.growth_limit(norm, last_norm, growth=growth))
         alpha = step_length.curvature_length(np.array([slope]), np.array([abs(curvature)]), norm**2, largest=largest)
-        theta_norm = float(torch.linalg.vector_norm(server.theta, dtype=torch.float64))
-        moved = server._replace(
+        notes = {"alpha": alpha, "step_norm": alpha * norm}
+        held = server._replace(probing=torch.zeros_like(server.probing))
+        if step_length.is_stationary(alpha, norm, norm_of(server.theta)):
+            return ServerStep(held, Status.HOLD, notes)
+        moved = held._replace(
             theta=server.theta - alpha * u,
             theta_before=server.theta,
-            gradient_before=gradient,
             step_norm=torch.tensor(alpha * norm, dtype=torch.float64),
             n_steps=server.n_steps + 1,
-            probing=torch.zeros((), dtype=torch.bool),
+            metric=server.metric._replace(before=mean if self.previous == "kept" else server.metric.before),
+            direction=server.direction[:0],
+            mean=server.metric.before._replace(gradient=server.direction[:0]),
         )
-        diagnostics = {"alpha": alpha, "step_norm": alpha * norm}
-        if step_length.is_stationary(alpha, norm, theta_norm):
-            held = server._replace(probing=torch.zeros((), dtype=torch.bool))
-            return ServerStep(held, Status.HOLD, diagnostics)
-        return ServerStep(moved, Status.NEXT, diagnostics)
+        return ServerStep(moved, Status.NEXT, notes)

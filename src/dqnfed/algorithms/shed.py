@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, begun_search, judged, no_search
-from dqnfed.core.algorithm import Algorithm, Cohort, ServerStep, Status, check_choice, check_range
+from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
+from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, check_choice, check_range, check_used
 from dqnfed.core.curvature import (
     LOSS_PASSES,
     client_gradient,
@@ -18,7 +18,9 @@ from dqnfed.core.curvature import (
     refuse_if_too_large,
     say_that_all_take_part,
 )
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.maths.symmetric import eigenpairs, positive_solution
 
 
@@ -58,7 +60,7 @@ class SHEDUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
+class SHED(LocalWork[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
     """Sharing Hessian eigenvectors (Dal Fabbro, Dey, Rossi & Schenato, Automatica 2024).
 
     Objective: the mean of the clients' losses, convex.
@@ -85,12 +87,16 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
     Curvature: exact Hessian, truncated.
     """
 
-    Server: ClassVar[type] = SHEDServer
-    Memory: ClassVar[type] = SHEDMemory
-    Sent: ClassVar[tuple[type, ...]] = (Renew, Continue, Trial)
-    Update: ClassVar[tuple[type, ...]] = (SHEDUpdate, TrialLoss)
-    optional: ClassVar[tuple[str, ...]] = ("trial_loss",)
-    suits: ClassVar[frozenset[str]] = frozenset({"convex"})
+    info: ClassVar[Info] = Info(
+        server=SHEDServer,
+        memory=SHEDMemory,
+        messages=(Renew, Continue, Trial),
+        replies=(SHEDUpdate, TrialLoss),
+        needs=("rows",),
+        nan_ok_fields=("trial_loss",),
+        local_work=frozenset(),
+        problem_kinds=frozenset({"convex"}),
+    )
 
     pairs: int = 10  # new eigenpairs a round; 0: none, a gradient step; as many as parameters: all at once
     rest: str = "next"  # next: the largest eigenvalue not sent | middle: between it and the smallest
@@ -106,6 +112,8 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         say_that_all_take_part("shed", n_clients, cohort_size)
+        n = problem.n_parameters
+        check_used(self, "rest", used=self.pairs < n, why=f"with all {n} eigenpairs sent at once, which leave no rest")
         refuse_if_too_large(problem, 4 * n_clients, "SHED", "fedns-ggn")
         return self
 
@@ -120,7 +128,7 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         n = problem.n_parameters
         return SHEDMemory(problem.theta0.new_zeros(n), problem.theta0.new_zeros(n, n))
 
-    def cohort(self, server: SHEDServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: SHEDServer, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return torch.arange(n_clients)
 
     def send(self, server: SHEDServer) -> Renew | Continue | Trial:
@@ -152,35 +160,37 @@ class SHED(Algorithm[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         return SHEDUpdate(gradient, loss, values, vectors, rest), memory
 
     def server_step(
-        self, server: SHEDServer, updates: SHEDUpdate | TrialLoss, cohort: Cohort
+        self, server: SHEDServer, replies: Replies[SHEDUpdate | TrialLoss], cohort: Cohort
     ) -> ServerStep[SHEDServer]:
-        if isinstance(updates, TrialLoss):
-            found = judged(server.theta, server.search, updates.trial_loss.mean(), self.sufficient, self.shrink)
+        if replies.kind is TrialLoss:
+            trial_loss = float(replies.scalars("trial_loss").mean())
+            found = after_trial(server.theta, server.search, trial_loss, self.sufficient, self.shrink)
             n_rounds = server.n_rounds + int(found.status is not Status.AGAIN)
             changed = server._replace(theta=found.theta, search=found.search, n_rounds=n_rounds)
             return ServerStep(changed, found.status, found.diagnostics)
         clients = cohort.clients.to(server.theta.device)
         n, n_known = len(server.theta), 0 if is_renewal(int(server.n_rounds)) else int(server.n_known)
-        n_now = min(n_known + updates.values.shape[1], n)
+        new_values, rests = replies.rows("values"), replies.rows("rest")
+        n_now = min(n_known + new_values.shape[1], n)
         values = torch.zeros_like(server.values) if n_known == 0 else server.values.clone()
         vectors = server.vectors.clone()
-        values[clients, n_known:n_now] = updates.values[:, : n_now - n_known]
-        vectors[clients, n_known:n_now] = updates.vectors[:, : n_now - n_known]
-        excess = values[clients, :n_now] - updates.rest[:, None]
+        values[clients, n_known:n_now] = new_values[:, : n_now - n_known]
+        vectors[clients, n_known:n_now] = replies.rows("vectors")[:, : n_now - n_known]
+        excess = values[clients, :n_now] - rests[:, None]
         rows = vectors[clients, :n_now].reshape(-1, n)
         hessian = rows.T @ (excess.reshape(-1, 1) * rows) / len(clients)
-        hessian = hessian + updates.rest.mean() * torch.eye(n, dtype=hessian.dtype, device=hessian.device)
-        gradient = updates.gradient.mean(0)
+        hessian = hessian + rests.mean() * torch.eye(n, dtype=hessian.dtype, device=hessian.device)
+        gradient = replies.mean("gradient")
         step = positive_solution(hessian, gradient)
-        search = begun_search(step, updates.loss.mean(), gradient @ step)
+        search = new_search(step, float(replies.scalars("loss").mean()), gradient @ step)
         known = torch.tensor(n_now)
         return ServerStep(SHEDServer(server.theta, values, vectors, known, server.n_rounds, search), Status.AGAIN)
 
-    def uplink_bits(self, updates: SHEDUpdate | TrialLoss) -> int:
-        if isinstance(updates, TrialLoss):
-            return super().uplink_bits(updates)
-        n, float_bits = updates.gradient.shape[1], 8 * updates.gradient.element_size()
-        n_sent = int((updates.vectors[0] != 0).any(-1).sum())  # once all pairs are known there are none to send
+    def uplink_bits(self, reply: SHEDUpdate | TrialLoss) -> int:
+        if isinstance(reply, TrialLoss):
+            return super().uplink_bits(reply)
+        n, float_bits = len(reply.gradient), 8 * reply.gradient.element_size()
+        n_sent = int((reply.vectors != 0).any(-1).sum())  # once all pairs are known there are none to send
         return (n + 2 + n_sent * (n + 1)) * float_bits
 
     def passes(self, sent: Renew | Continue | Trial) -> float:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
-from dqnfed.core.algorithm import Algorithm, Cohort, Empty, ServerStep, Theta, check_choice, check_range
-from dqnfed.core.local_work import local_sgd
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_choice, check_range, check_used
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
-from dqnfed.maths.directions import mean_step
-from dqnfed.maths.gramian import combine
+from dqnfed.core.replies import Replies
 
 LARGEST_TILT = 1e6  # beyond this the softmax is one-hot for any two losses that float32 can tell apart
 
@@ -35,7 +34,7 @@ def tilted_weights(prior: Tensor, losses: Tensor, t: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TERM(Algorithm[TERMServer, Empty, TERMUpdate]):
+class TERM(LocalWork[TERMServer, Empty, TERMUpdate]):
     """TERM, tilted empirical risk minimisation over clients.
 
     Objective: minimise log(sum_k p_k exp(t F_k)) / t. t = 0 is the objective of FedAvg, t > 0 stresses clients with
@@ -62,9 +61,7 @@ class TERM(Algorithm[TERMServer, Empty, TERMUpdate]):
     Reference: Li, Beirami, Sanjabi & Smith, "Tilted empirical risk minimization", ICLR 2021; JMLR 2023.
     """
 
-    Server: ClassVar[type] = TERMServer
-    Update: ClassVar[tuple[type, ...]] = (TERMUpdate,)
-    scales: ClassVar[tuple[str, ...]] = ("delta",)
+    info: ClassVar[Info] = Info(server=TERMServer, replies=(TERMUpdate,), needs=("sum",), clip_fields=("delta",))
 
     t: float = 1.0  # tilt over clients, in [-1e6, 1e6]; 0 is FedAvg
     tau: float = 0.0  # tilt over a client's examples, in [-1e6, 1e6]; 0 is the mean
@@ -81,24 +78,26 @@ class TERM(Algorithm[TERMServer, Empty, TERMUpdate]):
         check_choice(self, "weighting", ("examples", "uniform"))
         check_choice(self, "normaliser", ("cohort", "running"))
         check_range(self, "rho", low=0.0, high=1.0, open_low=True)
+        check_used(self, "normaliser", used=self.t != 0, why="with t = 0, where the losses do not count")
+        check_used(self, "rho", used=self.normaliser == "running", why='with normaliser = "cohort"')
 
     def init_server(self, problem: Problem, n_clients: int) -> TERMServer:
         return TERMServer(problem.theta0.clone(), torch.tensor(-inf, dtype=torch.float64))
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[TERMUpdate, Empty]:
         tilted = tilted_problem(problem, self.tau)
-        local = local_sgd(tilted, task, sent.theta, momentum=self.momentum, weight_decay=self.weight_decay)
-        return TERMUpdate(sent.theta - local, tilted.loss(sent.theta, task)), memory
+        delta = sent.theta - self.local_sgd(tilted, task, sent.theta)
+        return TERMUpdate(delta, tilted.loss(sent.theta, task)), memory
 
-    def server_step(self, server: TERMServer, updates: TERMUpdate, cohort: Cohort) -> ServerStep[TERMServer]:
-        prior, losses = client_weights(self.weighting, cohort), updates.loss.cpu().double()
+    def server_step(self, server: TERMServer, replies: Replies[TERMUpdate], cohort: Cohort) -> ServerStep[TERMServer]:
+        prior, losses = client_weights(self.weighting, cohort), torch.from_numpy(replies.scalars("loss"))
+        log_normaliser = server.log_normaliser
         if self.normaliser == "cohort":
             weights = tilted_weights(prior, losses, self.t)
-            step, log_normaliser = mean_step(updates.delta, weights), server.log_normaliser
         else:
-            log_normaliser = self._log_normaliser(server.log_normaliser, prior, losses)
+            log_normaliser = self._log_normaliser(log_normaliser, prior, losses)
             weights = torch.exp(prior.log() + self.t * losses - log_normaliser)
-            step = combine(weights, updates.delta)
+        step = replies.combine("delta", weights)
         return ServerStep(
             TERMServer(server.theta - self.server_lr * step, log_normaliser),
             diagnostics={"largest_weight": float(weights.max()), "weight_sum": float(weights.sum())},
@@ -108,7 +107,7 @@ class TERM(Algorithm[TERMServer, Empty, TERMUpdate]):
         now = torch.logsumexp(prior.log() + self.t * losses, dim=0)
         if bool(before == -inf) or self.rho == 1.0:
             return now
-        return torch.logaddexp(log(1.0 - self.rho) + before.to(now.device), log(self.rho) + now)
+        return torch.logaddexp(log(1.0 - self.rho) + before, log(self.rho) + now)
 
 
 @dataclass(frozen=True)

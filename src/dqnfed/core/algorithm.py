@@ -1,9 +1,10 @@
-"""The contract of a federated method: what ONE client does, and what the server does with the STACKED answers."""
+"""The contract of a federated method: what ONE client computes, and what the server computes from the replies."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from numbers import Integral
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -11,13 +12,15 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dqnfed.core.digest import Digest
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.tensors import n_rows, tensors
+from dqnfed.core.replies import Replies
+from dqnfed.core.tensors import tensors
 
 S = TypeVar("S", bound=tuple[Any, ...])
 M = TypeVar("M", bound=tuple[Any, ...])
 U = TypeVar("U", bound=tuple[Any, ...])
+
+LOCAL_WORK = ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every")
 
 
 class Status(Enum):
@@ -25,30 +28,28 @@ class Status(Enum):
 
     NEXT = "next"  # the round is done
     AGAIN = "again"  # another phase: same cohort, same tasks, `send` again
-    HOLD = "hold"  # the round is done and theta stayed
+    HOLD = "hold"  # the round is done and theta did not change
     STOP = "stop"  # the run ends here; the reason is in `ServerStep.reason`
 
 
 class Cohort(NamedTuple):
-    """Who answered this round: the server's only knowledge of identity."""
+    """Which clients replied in this round."""
 
     clients: Tensor  # [K] client numbers, ascending
     n_examples: Tensor  # [K] training examples
     n_clients: int  # of the whole federation
     round: int
-    factors: Tensor | None = None  # [K] by which answers that were too long have been shortened; None: nobody's
-    digest: Digest | None = None  # what is known of the answers on the host already; None: nothing
+    factors: Tensor | None = None  # [K] by which replies that were too long have been clipped; None: none was
 
 
 class ServerStep(NamedTuple, Generic[S]):
-    """What the server made of the answers."""
+    """The server's new state, and what the engine does next."""
 
     server: S
     status: Status = Status.NEXT
     diagnostics: dict[str, float] = {}  # noqa: RUF012  a NamedTuple default, never mutated
     reason: str = ""
-    left_out: tuple[tuple[int, str], ...] = ()  # clients whose answers this round's step does without, and why
-    norm_bound: float | None = None  # the new theta is finite, and no longer than this; None: not known
+    left_out: tuple[tuple[int, str], ...] = ()  # clients whose replies this step does not use, and why
 
 
 class Theta(NamedTuple):
@@ -64,52 +65,43 @@ class Empty(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Info:
+    """What a method declares about itself."""
+
+    server: type[Any]  # the server's state: a NamedTuple of tensors with a field `theta`
+    replies: tuple[type[Any], ...]  # the kinds of reply up
+    messages: tuple[type[Any], ...] = (Theta,)  # the kinds of message down; the kind says which phase it is
+    memory: type[Any] = Empty  # what a client keeps between rounds
+    needs: tuple[str, ...] = ("rows",)  # what the server asks of the replies: sum, gram or rows; then when it asks more
+    clip_fields: tuple[str, ...] = ()  # fields of a reply that grow with its size; the first one is measured
+    nan_ok_fields: tuple[str, ...] = ()  # fields of a reply in which NaN means "not known"
+    theta_fields: tuple[str, ...] = ("theta",)  # fields of the server that hold the start model before round 0
+    local_work: frozenset[str] = frozenset(LOCAL_WORK)  # the shared settings that have an effect
+    problem_kinds: frozenset[str] = frozenset({"network", "convex"})
+    personal: bool = False  # whether `models` differ between clients
+    looped_messages: tuple[type[Any], ...] = ()  # messages to which `client_step` cannot reply under vmap
+    reads_inputs: bool = False  # whether `client_step` itself looks at the examples' inputs
+    diverges: bool = False  # True: known to, and left out of `--all`
+    exemptions: Mapping[str, str] = field(default_factory=dict)  # contract tests that do not apply, with the reason
+
+
+@dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC, Generic[S, M, U]):
-    """A federated method; its fields are its hyper-parameters, and it has no other state.
+    """A federated method; its fields are its hyper-parameters, and it has no other state."""
 
-    The fields of this base class describe the local work that most methods share; a method that does not train
-    locally says so in its docstring and ignores them.
-    """
-
-    Server: ClassVar[type[Any]]  # a NamedTuple of tensors with a field `theta`
-    Memory: ClassVar[type[Any]] = Empty  # what a client keeps between rounds
-    Sent: ClassVar[tuple[type[Any], ...]] = (Theta,)  # the kinds of message down; the kind says which phase it is
-    Update: ClassVar[tuple[type[Any], ...]]  # the kinds of answer up
-    scales: ClassVar[tuple[str, ...]] = ()  # fields of the update that grow with its size; the first is measured
-    optional: ClassVar[tuple[str, ...]] = ()  # fields of the update in which NaN means "not known"
-    starts: ClassVar[tuple[str, ...]] = ("theta",)  # fields of the server that hold the start model before round 0
-    reuses: ClassVar[tuple[str, ...]] = ()  # fields of the server of which a step overwrites what no longer counts
-    vectorises: ClassVar[bool] = True  # False: looped cohorts only
-    suits: ClassVar[frozenset[str]] = frozenset({"network", "convex"})
-    diverges: ClassVar[bool] = False  # True: known to, and left out of `--all`
-    exemptions: ClassVar[dict[str, str]] = {}  # contract tests that do not apply, with the reason
-
-    lr: float = 0.1  # local learning rate, > 0
-    epochs: int = 1  # local passes over the data a round, >= 1
-    batch_size: int | None = None  # None: the full batch
-    momentum: float = 0.0  # of the local SGD, in [0, 1)
-    weight_decay: float = 0.0  # of the local SGD, >= 0
-    lr_decay: float = 1.0  # factor on lr every `lr_decay_every` rounds, in (0, 1]
-    lr_decay_every: int = 1  # rounds, >= 1
+    info: ClassVar[Info]
 
     def __post_init__(self) -> None:
         check_whole_numbers(self)
-        check_range(self, "lr", low=0.0, open_low=True)
-        check_range(self, "epochs", low=1)
-        check_range(self, "momentum", low=0.0, high=1.0, open_high=True)
-        check_range(self, "weight_decay", low=0.0)
-        check_range(self, "lr_decay", low=0.0, high=1.0, open_low=True)
-        check_range(self, "lr_decay_every", low=1)
-        if self.batch_size is not None:
-            check_range(self, "batch_size", low=1)
-
-    def lr_at(self, round: int) -> float:
-        """Return the local learning rate of a round."""
-        return self.lr * self.lr_decay ** (round // self.lr_decay_every)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         """Return this method with every "auto" resolved, or refuse what cannot work and say why."""
         return self
+
+    @property
+    def needs(self) -> str:
+        """What the prepared method's server asks of the replies: "sum", "gram" or "rows"."""
+        return self.info.needs[0].split()[0]
 
     @abstractmethod
     def init_server(self, problem: Problem, n_clients: int) -> S:
@@ -123,86 +115,33 @@ class Algorithm(ABC, Generic[S, M, U]):
         """Return the random numbers that one client needs in one round."""
         return problem.theta0.new_zeros(0)
 
-    def cohort(self, server: S, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: S, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         """Return the clients of this round, ascending; by default those that were sampled."""
         return sampled
 
     def send(self, server: S) -> Any:
-        """Return what clients may see."""
+        """Return the message to the clients."""
         return Theta(server.theta)  # type: ignore[attr-defined]
 
     @abstractmethod
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: M) -> tuple[U, M]:
-        """Return ONE client's answer and its new memory; vmapped, so no Python `if` on tensor values."""
+        """Return ONE client's reply and its new memory; vmapped, so no Python `if` on tensor values."""
 
     @abstractmethod
-    def server_step(self, server: S, updates: U, cohort: Cohort) -> ServerStep[S]:
-        """Return the server's new state from the stacked answers [K, ...], in client order."""
+    def server_step(self, server: S, replies: Replies[U], cohort: Cohort) -> ServerStep[S]:
+        """Return the server's new state; the one before stays as it is."""
 
-    def evaluated(self, server: S, memory: M) -> dict[str, Tensor]:
-        """Return the models to judge for one client by name, the primary one first; by default the global model."""
+    def models(self, server: S, memory: M) -> dict[str, Tensor]:
+        """Return the models to evaluate for one client by name, the primary one first; by default the global model."""
         return {"global": server.theta}  # type: ignore[attr-defined]
 
-    @property
-    def is_personal(self) -> bool:
-        """Whether `evaluated` differs between clients."""
-        return False
-
-    @property
-    def captures(self) -> bool:
-        """Whether `client_step` may be captured in a CUDA graph: it calls no solver that asks the host."""
-        return "network" in self.suits
-
-    @property
-    def reads_inputs(self) -> bool:
-        """Whether the method itself looks at the examples' inputs, and not only the model that it trains does.
-
-        Then they stay as they were given; else a GPU may keep what the model's first layers make of them.
-        """
-        return False
-
-    @property
-    def gramian_of(self) -> str:
-        """The field of the update whose Gramian the server begins with, which a digest then holds; empty: none."""
-        return ""
-
-    def compared_with(self, server: S) -> Tensor | None:
-        """Return the rows [R, n] whose products with that field the server begins with too; None: none."""
-        return None
-
-    def tidied(self, server: S) -> S:
-        """Return the same server with done what it put off; called when its message is out and the clients are at work.
-
-        It may not be called: what a step needs, it does itself.
-        """
-        return server
-
-    def can_begin(self, sent: Any) -> bool:
-        """Whether clients of the next round can begin with this round's message, before the server has answered it."""
-        return False
-
-    def beginning(self, problem: Problem, task: Task, sent: Any) -> Tensor:
-        """Return what ONE client of the next round makes of this round's message, [m]; vmapped as `client_step` is."""
-        raise NotImplementedError(f"{type(self).__name__} says that clients can begin early, but not with what.")
-
-    def begun(self, sent: Any, memory: M, before: Any, beginning: Tensor) -> M:
-        """Return the memories for a step that goes on from the beginnings [K, m] made of the message before.
-
-        The memories as they are if the new message has no use for them.
-        """
-        return memory
-
-    def vectorises_for(self, sent: Any) -> bool:
-        """Whether clients can answer this message under vmap."""
-        return self.vectorises
-
-    def uplink_bits(self, updates: U) -> int:
-        """Return what one client sends; compressors count what they would really send, indices too."""
-        return message_bits(updates) // n_rows(updates)
+    def uplink_bits(self, reply: U) -> int:
+        """Return the size of one client's reply; compressors count what they would really send, indices too."""
+        return message_bits(reply)
 
     def passes(self, sent: Any) -> float:
         """Return how many gradient passes over its data one client makes for this message."""
-        return float(self.epochs)
+        return 1.0
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
@@ -234,11 +173,11 @@ def check_range(
 
 def check_whole_numbers(settings: Any) -> None:
     """Refuse a hyper-parameter that counts something and is no whole number."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        counts = field.type in ("int", "int | None", int, int | None) and value is not None
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        counts = setting.type in ("int", "int | None", int, int | None) and value is not None
         if counts and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise ValueError(f"{type(settings).__name__}: `{field.name}` must be a whole number, but is {value!r}.")
+            raise ValueError(f"{type(settings).__name__}: `{setting.name}` must be a whole number, but is {value!r}.")
 
 
 def check_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -248,7 +187,19 @@ def check_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{type(settings).__name__}: `{name}` must be one of {', '.join(choices)}, but is '{value}'.")
 
 
+def check_used(settings: Any, name: str, *, used: bool, why: str) -> None:
+    """Refuse a hyper-parameter that was changed but has no effect here; `why` completes "has no effect ..."."""
+    value = getattr(settings, name)
+    if not used and value != default_of(settings, name):
+        raise ValueError(f"{type(settings).__name__}: `{name}` is {value!r}, but has no effect {why}; leave it out.")
+
+
+def default_of(settings: Any, name: str) -> Any:
+    """Return the default of a dataclass' field."""
+    found = next(f for f in fields(settings) if f.name == name)
+    return found.default_factory() if found.default_factory is not MISSING else found.default
+
+
 def hyperparameters(algorithm: AnyAlgorithm | type[AnyAlgorithm]) -> list[str]:
-    """Return the names of a method's own hyper-parameters, without those of the shared local work."""
-    shared = {f.name for f in fields(Algorithm)}
-    return [f.name for f in fields(algorithm) if f.name not in shared]
+    """Return the names of a method's own hyper-parameters, without the shared settings of the local work."""
+    return [f.name for f in fields(algorithm) if f.init and f.name not in LOCAL_WORK]

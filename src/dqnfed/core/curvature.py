@@ -96,6 +96,12 @@ def client_hessian(problem: Problem, task: Task, theta: Tensor) -> Tensor:
     return glm_hessian(A, share * problem.curvatures(A @ theta, task.targets), problem.ridge)
 
 
+def newton_direction(problem: Problem, task: Task, theta: Tensor, gradient: Tensor) -> Tensor:
+    """Return H^-1 g with the client's exact Hessian; an n x n matrix, for small models."""
+    direction: Tensor = torch.linalg.solve(client_hessian(problem, task, theta), gradient)
+    return direction
+
+
 def hessian_root(problem: Problem, task: Task, theta: Tensor) -> Tensor:
     """Return R [N, n], or [N C, n] for models of C outputs, with R'R = the Gauss-Newton matrix without its ridge.
 

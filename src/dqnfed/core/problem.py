@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dqnfed.core.dense import DenseChain, dense_chain
+from dqnfed.core.kernels import PLAIN, Kernels
 from dqnfed.core.tensors import Layout, module_layout, module_theta, named_parameters
 
 
@@ -91,8 +89,6 @@ class ModuleModel:
     module: nn.Module
     layout: Layout
     autocast: torch.dtype | None = None  # the precision of products and convolutions; None: that of theta
-    compiled: Callable[[dict[str, Tensor], Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
-    steps: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # captured for a GPU
 
     def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
         return self.outputs(named_parameters(theta, self.layout), cast_inputs(inputs, theta.dtype))
@@ -105,15 +101,6 @@ class ModuleModel:
         dtype = next(iter(parameters.values())).dtype
         with torch.autocast(inputs.device.type, self.autocast):
             return functional_call(self.module, parameters, (inputs,)).to(dtype)  # type: ignore[no-any-return]
-
-    def trained_outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs in a step of training, whose shapes come again and again: compiled, if it is to be."""
-        return (self.compiled or self.outputs)(parameters, inputs)
-
-    @cached_property
-    def chain(self) -> DenseChain | None:
-        """The module as dense layers, where it is nothing else."""
-        return None if self.autocast is not None else dense_chain(self.module, self.layout)
 
 
 def cast_inputs(inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -135,6 +122,7 @@ class Problem:
     loss_floor: float = 0.0  # no client's loss can be below this; caps DQN-Fed's rates
     module: nn.Module | None = field(default=None, repr=False)
     model_spec: dict[str, Any] | None = field(default=None, repr=False)  # how to build the module again from a file
+    kernels: Kernels = field(default=PLAIN, repr=False, compare=False)  # how gradients and local SGD are computed
 
     @property
     def n_parameters(self) -> int:
@@ -168,7 +156,7 @@ class Problem:
             loss_floor=self.loss_floor,
             model_spec=self.model_spec,
         )
-        moved = _replaced(moved, theta0=self.theta0.to(device))
+        moved = _replaced(moved, theta0=self.theta0.to(device), kernels=self.kernels.fresh())
         autocast = self.predict.autocast if isinstance(self.predict, ModuleModel) else None
         return moved if autocast is None else moved.autocast(autocast)
 
@@ -215,29 +203,14 @@ class Problem:
         if not isinstance(self.predict, ModuleModel):
             return self
         module = copy.deepcopy(self.predict.module)
-        return _replaced(self, predict=replace(self.predict, module=module), module=module)
+        model = replace(self.predict, module=module)
+        return _replaced(self, predict=model, module=module, kernels=self.kernels.fresh())
 
     def autocast(self, dtype: torch.dtype | None) -> Problem:
         """Return the same problem with products and convolutions in another precision; theta keeps its own."""
         if not isinstance(self.predict, ModuleModel):
             raise ValueError("only problems made from modules can be computed in another precision than theta's.")
-        return _replaced(self, predict=replace(self.predict, autocast=dtype, compiled=None))
-
-    def compiled(self) -> Problem:
-        """Return the same problem whose steps of training are compiled by torch when they are first taken.
-
-        Replicas share what is compiled: it reads the module while it is being compiled, and never after.
-        """
-        if not isinstance(self.predict, ModuleModel):
-            raise ValueError("only problems made from modules can be compiled.")
-        model = self.predict
-
-        def outputs(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            return model.outputs(parameters, inputs)
-
-        # torch gives up on a function that it has compiled eight times over; so every model has a function of its own
-        own = FunctionType(outputs.__code__.replace(), outputs.__globals__, "outputs", None, outputs.__closure__)
-        return _replaced(self, predict=replace(model, compiled=torch.compile(own, fullgraph=True, dynamic=False)))
+        return _replaced(self, predict=replace(self.predict, autocast=dtype), kernels=self.kernels.fresh())
 
     def module_at(self, theta: Tensor) -> nn.Module:
         """Return a copy of the module with theta as its parameters, in evaluation mode."""

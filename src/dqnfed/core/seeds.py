@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 def seed_number(seed: int, round: int = 0, client: int = 0, purpose: str = "") -> int:
@@ -22,3 +23,8 @@ def seed_for(seed: int, round: int = 0, client: int = 0, purpose: str = "") -> t
 def numpy_seed_for(seed: int, round: int = 0, client: int = 0, purpose: str = "") -> np.random.Generator:
     """Return a generator for NumPy draws."""
     return np.random.default_rng(seed_number(seed, round, client, purpose))
+
+
+def newest_last(clients: NDArray[np.int64], round: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Return an order by round; within one round a hash decides, so that not always the same clients come first."""
+    return np.argsort(round * 2**32 + (clients * 2654435761 + round * 40503) % 2**32, kind="stable")

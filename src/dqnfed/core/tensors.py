@@ -7,12 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, cast, get_type_hints
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from dqnfed.maths.transfer import sent_to
 
 T = TypeVar("T", bound=tuple[Any, ...])
 Layout = tuple[tuple[str, torch.Size], ...]
@@ -74,33 +70,10 @@ def on_devices(index: Tensor) -> OnDevice:
 
     def there(device: torch.device) -> Tensor:
         if device not in moved:
-            moved[device] = sent_to(device, index)
+            moved[device] = index.to(device, non_blocking=True)
         return moved[device]
 
     return there
-
-
-class Landing:
-    """A place on the host for what a GPU sends there again and again; one tensor at a time is on its way."""
-
-    def __init__(self) -> None:
-        self._made: tuple[Tensor, torch.cuda.Event] | None = None
-
-    def sent(self, t: Tensor) -> Callable[[], Tensor]:
-        """Send a tensor to the host, and return a function that waits until it is there and no longer."""
-        if not t.is_cuda:
-            return lambda: t
-        if self._made is None or self._made[0].shape != t.shape or self._made[0].dtype != t.dtype:
-            self._made = torch.empty(t.shape, dtype=t.dtype, pin_memory=True), torch.cuda.Event()
-        place, is_there = self._made
-        place.copy_(t, non_blocking=True)
-        is_there.record(torch.cuda.current_stream(t.device))
-
-        def arrived() -> Tensor:
-            is_there.synchronize()
-            return place.clone()  # the next one lands in the same place
-
-        return arrived
 
 
 def concatenated(parts: Sequence[T]) -> T:
@@ -116,27 +89,6 @@ def n_rows(stacked: tuple[Any, ...]) -> int:
     while isinstance(first, tuple):
         first = first[0]
     return int(first.shape[0])
-
-
-def numbers_on_host(stacked: T, known: Mapping[str, NDArray[np.float64]] | None = None) -> T:
-    """Return the stacked record with all that is one number a row on the host, after one transfer from a GPU.
-
-    With the numbers known by field there is none.
-    """
-    if known is not None:
-        fields = iter(named_tensors(stacked).items())
-
-        def on_host(t: Tensor) -> Tensor:
-            name, _ = next(fields)
-            return torch.from_numpy(known[name]).to(t.dtype) if name in known else t
-
-        return map_tensors(on_host, stacked)
-    numbers = [t for t in tensors(stacked) if t.dim() == 1 and t.is_cuda and t.is_floating_point()]
-    if not numbers:
-        return stacked
-    moved = iter(torch.stack(numbers).double().cpu().unbind())
-    chosen = {id(t) for t in numbers}
-    return map_tensors(lambda t: next(moved).to(t.dtype) if id(t) in chosen else t, stacked)
 
 
 def all_finite(t: Tensor) -> bool:

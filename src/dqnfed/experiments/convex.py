@@ -18,14 +18,14 @@ from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.curvature import client_hessian
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.runners import CohortRunner, vectorised
 from dqnfed.core.screening import Policy
-from dqnfed.core.tensors import map_tensors, n_rows
+from dqnfed.core.tensors import map_tensors, n_rows, row
 from dqnfed.experiments.convex_problems import ConvexProblem, client_losses, convex_problem, pareto_distance
 from dqnfed.maths.fairness import improved_share
-from dqnfed.sim.cohort import CohortRunner, vectorised
-from dqnfed.sim.engine import cohort_size, fresh_state, play_round
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.engine import cohort_size, fresh_state, run_round
 from dqnfed.sim.state import Evaluation, Setup
+from dqnfed.sim.tasks import TaskBuilder
 
 TOLERANCES = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12)
 MAX_ROUNDS = 250
@@ -72,7 +72,7 @@ class Trace:
 
 
 class Meter:
-    """A cohort runner that counts what the answers would take on the wire with 32-bit floats."""
+    """A cohort runner that counts the bits of the replies, with 32-bit floats."""
 
     def __init__(self, runner: CohortRunner) -> None:
         self._runner, self.bits, self.phases = runner, 0, 0
@@ -81,7 +81,7 @@ class Meter:
         self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any
     ) -> tuple[Any, Any]:
         updates, kept = self._runner(algorithm, problem, tasks, sent, memory)
-        self.bits += algorithm.uplink_bits(map_tensors(_single, updates)) * n_rows(updates)
+        self.bits += algorithm.uplink_bits(map_tensors(_single, row(updates, 0))) * n_rows(updates)
         self.phases += 1
         return updates, kept
 
@@ -168,13 +168,13 @@ def traced(convex: ConvexProblem, name: str, entry: Entry, *, seed: int = 0) -> 
         meter,
         Evaluation(every=entry.max_rounds + 2, participants=False, part="train"),
         Policy(max_update_norm=math.inf),
-        Feed(federation, problem, algorithm, seed),
+        TaskBuilder(federation, problem, algorithm, seed),
     )
     state = fresh_state(setup)
     losses = [client_losses(problem, federation, problem.theta0)]
     bits, passes, seconds, phases = [0], [0.0], [0.0], [0]
     while not (status := _ended(convex, losses, entry.max_rounds)):
-        play_round(setup, state)
+        run_round(setup, state)
         losses.append(client_losses(problem, federation, state.server.theta))
         bits.append(meter.bits // federation.n_clients)
         passes.append(state.totals["passes"] / federation.n_clients)

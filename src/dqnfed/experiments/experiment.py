@@ -19,22 +19,20 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import RunFolder
+from dqnfed.core.runners import CohortRunner, looped, vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_number
 from dqnfed.data.label_noise import Truth
 from dqnfed.experiments.config import Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
-from dqnfed.experiments.features import with_features
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import OwnFederation
 from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
-from dqnfed.sim.automatic import automatic
-from dqnfed.sim.cohort import CohortRunner, looped, vectorised
+from dqnfed.sim import accelerate
+from dqnfed.sim.accelerate import automatic, ray_cluster, streams, threads, with_features
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
-from dqnfed.sim.streams import streams
-from dqnfed.sim.threads import threads
 
 logger = logging.getLogger("dqnfed")
 
@@ -71,7 +69,7 @@ def build_experiment(config: Config) -> Experiment:
     if config.run.compile:
         problem = compiled(problem, config.run.cohort)
     federation = federation.to(device)
-    if not algorithm.reads_inputs:
+    if not algorithm.info.reads_inputs:
         problem, federation = with_features(problem, federation)
     return Experiment(config, algorithm, problem, federation, kind, own, truth)
 
@@ -214,10 +212,8 @@ def over_ray(experiment: Experiment) -> CohortRunner:
     """Return the runner on a Ray cluster, or say which extra it needs."""
     if find_spec("ray") is None:
         raise ConfigError("run.cohort = 'ray' needs an extra: pip install 'dqnfed[ray]'.")
-    from dqnfed.sim.ray_cluster import over_cluster
-
     settings = experiment.config.run
-    return over_cluster(experiment.federation, workers=settings.workers, address=settings.address)
+    return ray_cluster(experiment.federation, workers=settings.workers, address=settings.address)
 
 
 def in_precision(problem: Problem, precision: str) -> Problem:
@@ -244,7 +240,7 @@ def compiled(problem: Problem, cohort: str) -> Problem:
             f"(run.cohort = 'auto'), but run.cohort is '{cohort}' and the model has "
             f"{'some' if has_images(problem) else 'none'}; leave it out."
         )
-    return problem.compiled()
+    return accelerate.compiled(problem)
 
 
 def has_images(problem: Problem) -> bool:

@@ -30,9 +30,9 @@ def noise_record(truth: Truth, federation: Federation, state: dict[str, Tensor])
     Of a method that corrects no labels there is nothing but what was wrong from the start.
     """
     given, right = federation.train.targets.cpu(), truth.targets.cpu()
-    corrects = "server.suspicion.score" in state
+    corrects = "server.noise_estimate.score" in state
     now = _labels_now(federation, state) if corrects else given
-    detected = state["server.suspicion.is_noisy"] if corrects else None
+    detected = state["server.noise_estimate.is_noisy"] if corrects else None
     rows: list[dict[str, Any]] = []
     for c in range(federation.n_clients):
         own = slice(int(federation.train.starts[c]), int(federation.train.starts[c + 1]))
@@ -44,8 +44,8 @@ def noise_record(truth: Truth, federation: Federation, state: dict[str, Tensor])
         }
         if detected is not None:
             row["is_detected"] = bool(detected[c])
-            row["estimated_level"] = float(state["server.suspicion.level"][c])
-            row["score"] = float(state["server.suspicion.score"][c])
+            row["estimated_level"] = float(state["server.noise_estimate.level"][c])
+            row["score"] = float(state["server.noise_estimate.score"][c])
         rows.append(row)
     noise = {"kind": truth.noise.kind, "share": truth.noise.share, "level_low": truth.noise.level_low}
     return {

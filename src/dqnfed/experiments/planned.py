@@ -40,7 +40,7 @@ def placed(runs: Sequence[tuple[Config, Path]]) -> list[Planned]:
 
 
 def played(run: Planned, observers: Sequence[Any]) -> Ending:
-    """Return what became of the run; one that was begun goes on where it was stopped."""
+    """Return what became of the run; one that was started goes on where it was stopped."""
     config, folder = run.config, run.folder
     try:
         result = run_experiment(config, folder, observers=observers, resume=was_started(folder, config))

@@ -16,11 +16,11 @@ from multiprocessing.context import SpawnProcess
 
 import torch
 
+from dqnfed.core.host_memory import free_bytes
 from dqnfed.experiments.planned import Ending, Planned
 from dqnfed.experiments.progress import RunBoard
 from dqnfed.experiments.worker import Advanced, Broken, Logged, Message, serve
 from dqnfed.sim.engine import interrupt_flag
-from dqnfed.sim.threads import free_bytes
 
 logger = logging.getLogger("dqnfed")
 BYTES_A_JOB = 3 * 2**30  # of free memory for each run at a time, where nobody says how many

@@ -265,13 +265,13 @@ def work(plan: Plan) -> None:
 
 
 def n_left(plan: Plan, study: Study) -> int:
-    """Return how many points nobody has begun."""
+    """Return how many points have not been started."""
     state = optuna_or_explain().trial.TrialState
     trials = study.get_trials(deepcopy=False)
     if plan.sampler == "grid":
         return sum(trial.state == state.WAITING for trial in trials)
-    begun = sum(t.state in (state.COMPLETE, state.RUNNING) or "why" in t.user_attrs for t in trials)
-    return plan.n_trials - begun
+    started = sum(t.state in (state.COMPLETE, state.RUNNING) or "why" in t.user_attrs for t in trials)
+    return plan.n_trials - started
 
 
 def validated(plan: Plan, algorithm: str, trial: Trial) -> float:

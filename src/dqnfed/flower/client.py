@@ -16,11 +16,12 @@ from dqnfed.core.algorithm import AnyAlgorithm, Empty
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import map_tensors, row
-from dqnfed.flower.notebook import NEVER, Notebook, Tag
+from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag
 from dqnfed.flower.privacy import Privacy, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
-from dqnfed.sim.evaluate import judge
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.accelerate import acceleration
+from dqnfed.sim.evaluate import evaluate
+from dqnfed.sim.tasks import TaskBuilder
 
 ALONE = torch.zeros(1, dtype=torch.long)
 
@@ -48,11 +49,11 @@ def client_app(describe: Callable[[Context], Client]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(_Desk(describe(context), message, context).answer(), reply_to=message)
+        return Message(_Request(describe(context), message, context).train(), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(_Desk(describe(context), message, context).judgement(), reply_to=message)
+        return Message(_Request(describe(context), message, context).evaluate(), reply_to=message)
 
     return app
 
@@ -67,48 +68,49 @@ def client_number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-class _Desk:
-    """One message on one client's desk, and what is needed to answer it."""
+class _Request:
+    """One message to a client, and what is needed to reply to it."""
 
     def __init__(self, client: Client, message: Message, context: Context) -> None:
         self._content: RecordDict = message.content
         about = message.content["about"]
         assert isinstance(about, ConfigRecord)
         self._about = about
-        self._client, self._problem, self._number = client, client.problem, client_number(context)
+        self._client, self._number = client, client_number(context)
+        self._problem = acceleration().problem(client.problem)
         self._algorithm = client.algorithm.prepare(client.problem, self._whole("n-clients"), self._whole("cohort-size"))
         self._round = self._whole("round")
         self._used: Tag = _tag(about["used"])
         self._check()
-        feed = Feed(client.data, client.problem, self._algorithm, self._whole("seed"), numbers=[self._number])
-        self._feed = feed
-        kind = self._algorithm.Memory
-        self._notebook = None if kind is Empty else Notebook(context, str(about["run"]), self._number, kind)
+        seed = self._whole("seed")
+        self._tasks = TaskBuilder(client.data, client.problem, self._algorithm, seed, numbers=[self._number])
+        kind = self._algorithm.info.memory
+        self._kept = None if kind is Empty else ClientMemory(context, str(about["run"]), self._number, kind)
         self._forgot = False
 
-    def answer(self) -> RecordDict:
-        """Return the client's answer to a step; its memory is written down."""
-        kind = kind_named(self._algorithm.Sent, str(self._about["kind"]))
+    def train(self) -> RecordDict:
+        """Return the client's reply to a step; its new memory is kept."""
+        kind = kind_named(self._algorithm.info.messages, str(self._about["kind"]))
         sent = decoded(kind, self._arrays("sent"), self._device)
         task = self._task()
         memory = self._memory(task)
         update, memory = self._algorithm.client_step(self._problem, task, sent, memory)
         if self._client.privacy is not None:
             update = noised(update, self._client.privacy)
-        if self._notebook is not None:
-            self._notebook.write(self._used, (self._round, self._whole("phase")), memory)
+        if self._kept is not None:
+            self._kept.write(self._used, (self._round, self._whole("phase")), memory)
         facts: dict[str, Any] = {"client": self._number, "kind": type(update).__name__, "forgot": self._forgot}
         return RecordDict({"update": encoded(update), "about": ConfigRecord(facts)})
 
-    def judgement(self) -> RecordDict:
+    def evaluate(self) -> RecordDict:
         """Return the client's loss and scores at the models of the message, and who it is."""
         data, arrays = self._client.data, named_arrays(self._arrays("models"), self._device)
-        loss = judge(self._problem, arrays["theta"], data.train, ALONE, with_score=False).loss
+        loss = evaluate(self._problem, arrays["theta"], data.train, ALONE, with_score=False).loss
         scores: dict[str, Tensor] = {}
         if self._about["with-scores"]:
             examples = data.examples(str(self._about["part"]))  # type: ignore[arg-type]
             for name, theta in self._models(arrays).items():
-                scores[name] = judge(self._problem, theta, examples, ALONE).scores
+                scores[name] = evaluate(self._problem, theta, examples, ALONE).scores
         facts: dict[str, Any] = {
             "client": self._number,
             "name": data.names[0],
@@ -123,28 +125,28 @@ class _Desk:
             "n-test": int(data.test.sizes[0]),
             "n-validation": 0 if data.validation is None else int(data.validation.sizes[0]),
         }
-        return RecordDict({"judgement": MetricRecord(numbers), "about": ConfigRecord(facts)})
+        return RecordDict({"evaluation": MetricRecord(numbers), "about": ConfigRecord(facts)})
 
     def _models(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the models to judge: those that were sent or, where they are the client's own, from its memory."""
-        if self._algorithm.is_personal:
+        """Return the models to evaluate: those that were sent or, where they are the client's own, from its memory."""
+        if self._algorithm.info.personal:
             server = self._algorithm.init_server(self._problem, self._whole("n-clients"))
-            return self._algorithm.evaluated(server._replace(theta=arrays["theta"]), self._memory(self._task()))
+            return self._algorithm.models(server._replace(theta=arrays["theta"]), self._memory(self._task()))
         names, places = self._about["models"], self._about["places"]
         assert isinstance(names, list)
         assert isinstance(places, list)
         return {str(name): arrays[str(place)] for name, place in zip(names, places, strict=True)}
 
     def _memory(self, task: Task) -> Any:
-        """Return the memory after the last answer that the server used; a client that lost it begins anew."""
-        found = self._notebook.memory_after(self._used) if self._notebook is not None else None
+        """Return the memory after the last reply that the server used; a client that lost it starts with a new one."""
+        found = self._kept.after(self._used) if self._kept is not None else None
         if found is not None:
             return map_tensors(lambda t: t.to(self._device), found)
-        self._forgot = self._notebook is not None and self._used != NEVER
+        self._forgot = self._kept is not None and self._used != NEVER
         return self._algorithm.init_memory(self._problem, task)
 
     def _task(self) -> Task:
-        return row(self._feed.tasks(ALONE, max(self._round, 0)), 0)
+        return row(self._tasks.stacked(ALONE, max(self._round, 0)), 0)
 
     def _check(self) -> None:
         """Refuse a server that runs something else."""

@@ -1,4 +1,4 @@
-"""Messages out, replies in: who answered, and who did not and why."""
+"""Messages out, replies in: who replied, and who did not and why."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from dqnfed.flower.notebook import Tag
+from dqnfed.flower.client_memory import Tag
 from dqnfed.flower.records import signature
 from dqnfed.flower.roster import Member
 
-TOO_LATE = "no answer before the timeout"
+TOO_LATE = "no reply before the timeout"
 OFFLINE = "its node is offline"
 
 
-class Replies(NamedTuple):
+class Received(NamedTuple):
     """What came back, by node."""
 
     contents: dict[int, RecordDict]
@@ -26,17 +26,17 @@ class Replies(NamedTuple):
 def messages_to(
     nodes: Mapping[int, Tag], message_type: str, place: str, arrays: ArrayRecord, about: ConfigRecord
 ) -> list[Message]:
-    """Return the same message for every node, but for which of its answers was the last to be used."""
+    """Return the same message for every node, but for which of its replies was the last to be used."""
     return [
         Message(RecordDict({place: arrays, "about": ConfigRecord({**about, "used": list(tag)})}), node, message_type)
         for node, tag in nodes.items()
     ]
 
 
-def sorted_out(messages: Iterable[Message], replies: Iterable[Message]) -> Replies:
-    """Return the replies by the node that was asked; a node may only speak for itself."""
+def received(messages: Iterable[Message], replies: Iterable[Message]) -> Received:
+    """Return the replies by the node that was asked; a node may only reply for itself."""
     asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-    found = Replies({}, {})
+    found = Received({}, {})
     for reply in replies:
         node = asked.get(reply.metadata.reply_to_message_id)
         if node is None:
@@ -51,33 +51,33 @@ def sorted_out(messages: Iterable[Message], replies: Iterable[Message]) -> Repli
     return found
 
 
-def odd_ones_out(updates: Mapping[int, tuple[Any, ...]]) -> dict[int, str]:
-    """Return the clients whose answers have another kind or shape than most, and so cannot be stacked with them."""
+def mismatched(updates: Mapping[int, tuple[Any, ...]]) -> dict[int, str]:
+    """Return the clients whose replies have another kind or shape than most, and so cannot be stacked with them."""
     signatures = {client: signature(update) for client, update in sorted(updates.items())}
     if len(set(signatures.values())) <= 1:
         return {}
     usual, _ = Counter(signatures.values()).most_common(1)[0]
-    return {client: "its answer has another shape than the others'" for client, s in signatures.items() if s != usual}
+    return {client: "its reply has another shape than the others'" for client, s in signatures.items() if s != usual}
 
 
 def member_of(content: RecordDict) -> Member:
-    """Return who sent this evaluation."""
-    about, judgement = fields_of(content, "about"), fields_of(content, "judgement")
+    """Return which client sent this evaluation."""
+    about, evaluation = fields_of(content, "about"), fields_of(content, "evaluation")
     return Member(
         client=int(about["client"]),
         name=str(about["name"]),
         group=str(about["group"]),
-        n_train=int(judgement["n-train"]),
-        n_test=int(judgement["n-test"]),
-        n_validation=int(judgement["n-validation"]),
+        n_train=int(evaluation["n-train"]),
+        n_test=int(evaluation["n-test"]),
+        n_validation=int(evaluation["n-validation"]),
         models=tuple(str(name) for name in about["models"]),
     )
 
 
-def judged_by(content: RecordDict) -> tuple[float, list[float]]:
+def loss_and_scores(content: RecordDict) -> tuple[float, list[float]]:
     """Return the loss and the scores of an evaluation."""
-    judgement = fields_of(content, "judgement")
-    return float(judgement["loss"]), [float(score) for score in judgement["scores"]]
+    evaluation = fields_of(content, "evaluation")
+    return float(evaluation["loss"]), [float(score) for score in evaluation["scores"]]
 
 
 def fields_of(content: RecordDict, name: str) -> Mapping[str, Any]:
@@ -88,6 +88,6 @@ def fields_of(content: RecordDict, name: str) -> Mapping[str, Any]:
 
 
 def first_line(error: object) -> str:
-    """Return an error's first line that says something, short enough for a log."""
+    """Return an error's first line that is not empty, short enough for a log."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__

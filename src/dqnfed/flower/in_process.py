@@ -69,7 +69,7 @@ class InProcessGrid(Grid):
             return self._app(message, context)
         except TimeoutError:
             return None
-        except Exception as error:  # as Flower does: the server hears that the app failed, and why
+        except Exception as error:  # as Flower does: the server learns that the app failed, and why
             return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
 
     @property
@@ -82,10 +82,10 @@ class InProcessGrid(Grid):
         raise NotImplementedError("make a `Message` directly")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError("use `send_and_receive`: clients in this process answer at once")
+        raise NotImplementedError("use `send_and_receive`: clients in this process reply at once")
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError("use `send_and_receive`: clients in this process answer at once")
+        raise NotImplementedError("use `send_and_receive`: clients in this process reply at once")
 
 
 def run_in_process(

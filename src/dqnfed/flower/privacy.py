@@ -18,9 +18,9 @@ U = TypeVar("U", bound=tuple[Any, ...])
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The Gaussian mechanism on every answer; what it is worth is for an accountant to say."""
+    """The Gaussian mechanism on every reply; an accountant says what it is worth."""
 
-    clip: float  # largest Euclidean norm of an answer, all its numbers taken together; > 0
+    clip: float  # largest Euclidean norm of a reply, all its numbers taken together; > 0
     noise_multiplier: float = 0.0  # standard deviation of the noise over `clip`; >= 0
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class Privacy:
 
 
 def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None) -> U:
-    """Return the answer with its norm clipped and Gaussian noise on every number of it.
+    """Return the reply with its norm clipped and Gaussian noise on every number of it.
 
     All its tensors count as one vector, so that nothing leaves the client without noise; NaN, which says "not known",
     stays. The noise comes from the operating system: the seeds of a run are known to the server, which could otherwise
@@ -39,7 +39,7 @@ def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None
     if whole:
         raise ValueError(
             f"{type(update).__name__} sends whole numbers ({', '.join(whole)}), to which Gaussian noise cannot be "
-            "added; choose a method whose answers are real numbers, or switch the noise off."
+            "added; choose a method whose replies are real numbers, or switch the noise off."
         )
     if generator is None:
         generator = torch.Generator().manual_seed(secrets.randbits(63))

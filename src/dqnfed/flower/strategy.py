@@ -24,35 +24,36 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import write_atomically
-from dqnfed.core.screening import Policy, check_replies, guarded
+from dqnfed.core.runners import vectorised
+from dqnfed.core.screening import Policy, check_min_replies, with_policy_bounds
 from dqnfed.core.tensors import stack
+from dqnfed.flower.client_memory import NEVER, Receipt, Tag
 from dqnfed.flower.exchange import (
     OFFLINE,
     fields_of,
     first_line,
-    judged_by,
+    loss_and_scores,
     member_of,
     messages_to,
-    odd_ones_out,
-    sorted_out,
+    mismatched,
+    received,
 )
 from dqnfed.flower.lock import sole_writer
-from dqnfed.flower.notebook import NEVER, Receipt, Tag
 from dqnfed.flower.records import array_record, decoded, encoded, kind_named, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster
-from dqnfed.sim.clients import Answers, Judgement, LocalClients
-from dqnfed.sim.cohort import vectorised
-from dqnfed.sim.engine import cohort_size, plain_config, played
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.accelerate import acceleration
+from dqnfed.sim.clients import Answers, Evaluated, LocalClients
+from dqnfed.sim.engine import cohort_size, plain_config, run_loop
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Evaluation, Setup, State
+from dqnfed.sim.tasks import TaskBuilder
 
 logger = logging.getLogger("dqnfed")
 flower_log = logging.getLogger("flwr")  # what `flwr run --stream` shows
 POLL_SECONDS = 1.0  # between two looks at who is online
-SETTLING_SECONDS = 10.0  # without a new node after which those that are there are asked who they are
-ASK_AGAIN_SECONDS = 30.0  # after which those who gave no answer are asked again
+SETTLING_SECONDS = 10.0  # without a new node after which those that are there are asked which clients they are
+ASK_AGAIN_SECONDS = 30.0  # after which those that did not reply are asked again
 
 
 class Strategy(FlowerStrategy):
@@ -85,21 +86,22 @@ class Strategy(FlowerStrategy):
         self._problem, self._seed, self._participation = problem, seed, participation
         self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
         self._cohort_size = cohort_size(participation, n_clients)
-        check_replies(self._policy, self._cohort_size)  # before anybody is waited for
-        self._algorithm = guarded(algorithm, self._policy).prepare(problem, n_clients, self._cohort_size)
+        check_min_replies(self._policy, self._cohort_size)  # before clients are waited for
+        self._faster = acceleration()
+        self._algorithm = with_policy_bounds(algorithm, self._policy).prepare(problem, n_clients, self._cohort_size)
         self._fingerprint = repr(algorithm.prepare(problem, n_clients, self._cohort_size))  # what clients must run too
         self._out = None if out is None else Path(out)
         self._resume = resume and self._out is not None and (self._out / "checkpoint" / "checkpoint.json").is_file()
         self._wait, self._config, self._observers = wait, config, tuple(observers)
         self._roster = Roster(n_clients)
-        self._key = uuid.uuid4().hex  # under which clients file what they remember of this run
+        self._key = uuid.uuid4().hex  # under which clients keep their memories of this run
         self._clients: list[int] = []  # asked in the present exchange
-        self._used: dict[int, Tag] = {}  # every client's last answer that was used
+        self._used: dict[int, Tag] = {}  # every client's last reply that was used
         self._sent: list[Message] = []
         self._phase: Tag = NEVER
         self._answers: Answers | None = None
-        self._judged: dict[int, tuple[float, list[float]]] = {}
-        self._refusals: set[str] = set()  # why nodes did not say who they are
+        self._evaluated: dict[int, tuple[float, list[float]]] = {}
+        self._refusals: set[str] = set()  # why nodes did not report which client they are
         self._grid: Grid
 
     def start(
@@ -127,21 +129,22 @@ class Strategy(FlowerStrategy):
         self._grid = grid
         self.summary()
         if self._out is None:
-            return self._trained(num_rounds)
+            return self._train(num_rounds)
         with sole_writer(self._out):  # a server app outlives a killed SuperLink, and may come back to life
-            return self._trained(num_rounds)
+            return self._train(num_rounds)
 
-    def _trained(self, num_rounds: int) -> Result:
+    def _train(self, num_rounds: int) -> Result:
         self._keep_key()
-        setup = self._setup(self._gathered(), num_rounds)
+        setup = self._setup(self._wait_for_clients(), num_rounds)
         settings = dict(self._config) if self._config is not None else plain_config(setup, self._participation)
-        self.result = played(
+        self.result = run_loop(
             setup,
             settings,
             out=self._out,
             checkpoint_seconds=0.0,  # a round over the network costs more than to write down what the server keeps
             observers=[RoundLog(), *self._observers],
             resume=self._resume,
+            faster=self._faster,
         )
         return flower_result(self.result)
 
@@ -158,9 +161,9 @@ class Strategy(FlowerStrategy):
 
     # What the engine asks for: `dqnfed.sim.clients.Clients`.
 
-    def answers(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
-        """Return the clients' answers to what was sent in this phase of the round."""
-        self._turn_to(clients, state)
+    def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        """Return the clients' replies to what was sent in this phase of the round."""
+        self._address(clients, state)
         self._phase = (state.round, phase)
         about = ConfigRecord({"kind": type(sent).__name__, "round": state.round, "phase": phase})
         messages = self.configure_train(state.round + 1, encoded(sent), about, self._grid)
@@ -168,26 +171,26 @@ class Strategy(FlowerStrategy):
         assert self._answers is not None
         return self._answers
 
-    def judged(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Judgement:
+    def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         """Return the clients' training losses at the present model, and their scores."""
-        if state.round >= 0 or not self._judged:  # what the start model is worth was asked when the clients were met
-            self._turn_to(clients, state)
+        if state.round >= 0 or not self._evaluated:  # clients evaluate the start model when they are identified
+            self._address(clients, state)
             part = setup.evaluation.part
             arrays, about = self._models(state.server, state.round, part, with_scores=with_scores)
             messages = self.configure_evaluate(state.round + 1, arrays, about, self._grid)
             self.aggregate_evaluate(state.round + 1, self._exchanged(messages))
-        who = sorted(self._judged)
-        scores = [self._judged[client][1] for client in who]
+        who = sorted(self._evaluated)
+        scores = [self._evaluated[client][1] for client in who]
         names = self.model_names(setup) if with_scores else []
-        return Judgement(
+        return Evaluated(
             torch.tensor(who, dtype=torch.long),
-            torch.tensor([self._judged[client][0] for client in who], dtype=torch.float64),
+            torch.tensor([self._evaluated[client][0] for client in who], dtype=torch.float64),
             {name: torch.tensor([s[k] for s in scores], dtype=torch.float64) for k, name in enumerate(names)},
         )
 
     def model_names(self, setup: Setup) -> list[str]:
-        """Return the names of the models that the method wants judged, the primary one first."""
-        if not self._algorithm.is_personal:
+        """Return the names of the models that the method evaluates, the primary one first."""
+        if not self._algorithm.info.personal:
             return LocalClients().model_names(setup)
         return next(list(member.models) for member in self._roster.members.values() if member.models)
 
@@ -202,29 +205,29 @@ class Strategy(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Read the answers, sorted by client; what the method makes of them is the engine's part."""
+        """Read the replies, sorted by client; the engine passes them to the method."""
         contents, faults = self._by_client(replies)
         updates: dict[int, Any] = {}
         for client, content in contents.items():
             try:
                 about, arrays = fields_of(content, "about"), content.array_records["update"]
-                kind = kind_named(self._algorithm.Update, str(about["kind"]))
+                kind = kind_named(self._algorithm.info.replies, str(about["kind"]))
                 updates[client] = decoded(kind, arrays, self._problem.theta0.device)
                 forgot = bool(about["forgot"])
             except Exception as error:  # whatever a client sends, the run goes on without it
-                faults[client] = f"its answer cannot be read: {first_line(error)}"
+                faults[client] = f"its reply cannot be read: {first_line(error)}"
                 continue
             if forgot:
-                logger.warning("round %d: client %d had lost its memory and began anew", self._phase[0], client)
-        faults.update(odd_ones_out(updates))
+                logger.warning("round %d: client %d lost its memory and starts with a new one", self._phase[0], client)
+        faults.update(mismatched(updates))
         kept = [client for client in sorted(updates) if client not in faults]
         self._answers = Answers(
             torch.tensor(kept, dtype=torch.long),
-            stack([updates[client] for client in kept]) if kept else None,
+            self._faster.replies(stack([updates[client] for client in kept])) if kept else None,
             Receipt(*(torch.full((len(kept),), number) for number in self._phase)),
             sorted(faults.items()),
         )
-        return None, MetricRecord({"answers": len(kept), "missing": len(faults)})
+        return None, MetricRecord({"replies": len(kept), "missing": len(faults)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -233,36 +236,36 @@ class Strategy(FlowerStrategy):
         return messages_to(self._nodes(grid), MessageType.EVALUATE, "models", arrays, self._about(config))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Read what the clients measured; those without a readable answer are silent."""
+        """Read what the clients measured; those without a readable reply are silent."""
         contents, faults = self._by_client(replies)
-        self._judged = {}
+        self._evaluated = {}
         for client, content in contents.items():
             try:
-                self._judged[client] = judged_by(content)
+                self._evaluated[client] = loss_and_scores(content)
             except Exception as error:  # as above
-                faults[client] = f"its answer cannot be read: {first_line(error)}"
+                faults[client] = f"its reply cannot be read: {first_line(error)}"
         for client, why in sorted(faults.items()):
             logger.warning("evaluation after round %d: client %d is silent, %s", server_round - 1, client, why)
-        return MetricRecord({"answers": len(self._judged), "silent": len(faults)})
+        return MetricRecord({"replies": len(self._evaluated), "silent": len(faults)})
 
     # Who is asked, and how.
 
-    def _turn_to(self, clients: Tensor, state: State) -> None:
-        """Say whom the next exchange is with; nodes that came back under another id are met first."""
+    def _address(self, clients: Tensor, state: State) -> None:
+        """Set the clients of the next exchange; nodes that came back under another id are identified first."""
         store = state.memory
         self._used = {
             client: (int(store.rows.round[row]), int(store.rows.phase[row]))
             for client, row in enumerate(store.row_of.tolist())
             if row >= 0
         }
-        for phase_clients, receipts in store.unsettled:
+        for phase_clients, receipts in store.staged:
             tags = zip(receipts.round.tolist(), receipts.phase.tolist(), strict=True)
             self._used.update(zip(phase_clients.tolist(), tags, strict=True))
-        self._meet(state.server, state.round)
+        self._identify(state.server, state.round)
         self._clients = clients.tolist()
 
     def _nodes(self, grid: Grid) -> dict[int, Tag]:
-        """Return the online nodes of the clients asked, with the last of their answers that was used."""
+        """Return the online nodes of the clients asked, with the last of their replies that was used."""
         online = set(grid.get_node_ids())
         places = {client: self._roster.node_of.get(client) for client in self._clients}
         return {
@@ -276,7 +279,7 @@ class Strategy(FlowerStrategy):
         return self._grid.send_and_receive(self._sent, timeout=self._policy.timeout) if self._sent else []
 
     def _by_client(self, replies: Iterable[Message]) -> tuple[dict[int, Any], dict[int, str]]:
-        found = sorted_out(self._sent, replies)
+        found = received(self._sent, replies)
         contents: dict[int, Any] = {}
         faults: dict[int, str] = {}
         for client in self._clients:
@@ -302,11 +305,11 @@ class Strategy(FlowerStrategy):
         )
 
     def _models(self, server: Any, round: int, part: str, *, with_scores: bool) -> tuple[ArrayRecord, ConfigRecord]:
-        """Return the models that clients are to judge, each sent once, and what they are called."""
+        """Return the models that clients are to evaluate, each sent once, and what they are called."""
         tensors = {"theta": server.theta}
         places: dict[str, str] = {}
-        if with_scores and not self._algorithm.is_personal:
-            for name, theta in self._algorithm.evaluated(server, None).items():
+        if with_scores and not self._algorithm.info.personal:
+            for name, theta in self._algorithm.models(server, None).items():
                 places[name] = "theta" if theta is server.theta else f"model {name}"
                 tensors[places[name]] = theta
         about: dict[str, Any] = {"round": round, "phase": 0, "part": part, "with-scores": with_scores}
@@ -314,19 +317,19 @@ class Strategy(FlowerStrategy):
 
     # Before the first round.
 
-    def _gathered(self) -> Federation:
-        """Return who the clients are, when all are there; a run that goes on knows them from its folder."""
+    def _wait_for_clients(self) -> Federation:
+        """Return who the clients are, when all are online; a run that goes on knows them from its folder."""
         server = self._algorithm.init_server(self._problem, self._roster.n_clients)
         end = time.monotonic() + self._wait
-        seen, due = set[int](), -math.inf  # who was online at the last look; when those are asked who they are
+        seen, due = set[int](), -math.inf  # who was online at the last look; when they are asked which client they are
         while missing := self._roster.missing():
             online, now = set(self._grid.get_node_ids()), time.monotonic()
             if online != seen or due < 0:
-                all_here = len(self._roster.strangers(online)) >= len(missing)
+                all_here = len(self._roster.unidentified(online)) >= len(missing)
                 seen, due = online, now if all_here else now + SETTLING_SECONDS  # all at once, if possible
                 flower_log.info("dqnfed: %d nodes are online; waiting for clients %s", len(online), missing)
             if now >= min(due, end):
-                self._meet(server, -1, with_scores=True)
+                self._identify(server, -1, with_scores=True)
                 due = time.monotonic() + ASK_AGAIN_SECONDS
                 if now >= end:
                     break
@@ -335,11 +338,11 @@ class Strategy(FlowerStrategy):
         members = {**self._members_before(), **self._roster.members}
         absent = [client for client in range(self._roster.n_clients) if client not in members]
         if absent or not self._roster.members:
-            heard = f" Nodes that were asked: {'; '.join(sorted(self._refusals))}." if self._refusals else ""
+            reasons = f" Nodes that were asked: {'; '.join(sorted(self._refusals))}." if self._refusals else ""
             raise TimeoutError(
                 f"clients {absent or 'of any number'} did not come within {self._wait:g} s; every client must be "
                 "online before the first round, and at least one when a run goes on. Start their nodes, or wait longer "
-                f"with `wait`.{heard}"
+                f"with `wait`.{reasons}"
             )
         ordered = [members[client] for client in range(self._roster.n_clients)]
         return Federation.elsewhere(
@@ -350,34 +353,34 @@ class Strategy(FlowerStrategy):
             groups=[member.group for member in ordered] if all(member.group for member in ordered) else (),
         )
 
-    def _meet(self, server: Any, round: int, *, with_scores: bool = False) -> None:
-        """Ask nodes that may be missing clients who they are; at the start they evaluate the model at once."""
+    def _identify(self, server: Any, round: int, *, with_scores: bool = False) -> None:
+        """Ask nodes that may be missing clients which they are; at the start they evaluate the model at once."""
         online = set(self._grid.get_node_ids())
-        nodes = dict.fromkeys(self._roster.strangers(online), NEVER)
+        nodes = dict.fromkeys(self._roster.unidentified(online), NEVER)
         if not nodes:
             return
         arrays, config = self._models(server, round, self._evaluation.part, with_scores=with_scores)
         messages = messages_to(nodes, MessageType.EVALUATE, "models", arrays, self._about(config))
-        found = sorted_out(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
+        found = received(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
         for node, why in found.faults.items():
-            logger.warning("node %d does not say who it is, %s", node, why)
+            logger.warning("node %d does not report which client it is, %s", node, why)
             self._refusals.add(why)
         for node, content in sorted(found.contents.items()):
             try:
-                member, judgement = member_of(content), judged_by(content)
-            except Exception as error:  # whatever a stranger sends
-                logger.warning("node %d is left aside, its answer cannot be read: %s", node, first_line(error))
+                member, found_there = member_of(content), loss_and_scores(content)
+            except Exception as error:  # whatever an unknown node sends
+                logger.warning("node %d is ignored, its reply cannot be read: %s", node, first_line(error))
                 self._roster.refuse(node)
                 continue
             if objection := self._roster.objection(node, member, online):
                 if round < 0:
                     raise ValueError(objection)
-                logger.warning("node %d is left aside: %s", node, objection)  # a newcomer does not end a run
+                logger.warning("node %d is ignored: %s", node, objection)  # a newcomer does not end a run
                 self._roster.refuse(node)
                 continue
             self._roster.enter(node, member)
             if with_scores:
-                self._judged[member.client] = judgement
+                self._evaluated[member.client] = found_there
 
     def _members_before(self) -> dict[int, Member]:
         if not self._resume or self._out is None:
@@ -402,9 +405,10 @@ class Strategy(FlowerStrategy):
             write_atomically(file, json.dumps({"run": self._key}) + "\n")
 
     def _setup(self, federation: Federation, rounds: int) -> Setup:
+        problem = self._faster.problem(self._problem)
         return Setup(
             self._algorithm,
-            self._problem,
+            problem,
             federation,
             rounds,
             self._cohort_size,
@@ -412,8 +416,9 @@ class Strategy(FlowerStrategy):
             vectorised(),
             self._evaluation,
             self._policy,
-            Feed(federation, self._problem, self._algorithm, self._seed),
+            TaskBuilder(federation, problem, self._algorithm, self._seed),
             clients=self,
+            replies=self._faster.replies,
         )
 
 

@@ -1,5 +1,6 @@
 """How the server turns client gradients G [K, n] and wanted rates d [K] into one step."""
 
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -135,6 +136,23 @@ def at_least_weights(M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol:
     return AtLeast(weights, feasible=True)
 
 
+def serving_weights(
+    M: FloatArray, d: FloatArray, kept: BoolArray, n_first: int, *, ridge: float = 1e-6
+) -> tuple[FloatArray, BoolArray]:
+    """Return the weights [K] of the "at least" step for the kept rows, and which rows it is for.
+
+    Where no step serves all of them it is for those among the first `n_first` rows alone.
+    """
+    first = np.arange(len(d)) < n_first
+    weights, chosen = np.zeros(len(d)), kept
+    found = at_least_weights(M[np.ix_(kept, kept)], d[kept], ridge=ridge)
+    if not found.feasible and (kept & ~first).any():
+        chosen = kept & first
+        found = at_least_weights(M[np.ix_(chosen, chosen)], d[chosen], ridge=ridge)
+    weights[chosen] = found.weights
+    return weights, chosen
+
+
 def compatible_rows(
     M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol: float = 1e-12, max_share: float = 0.2
 ) -> BoolArray:
@@ -157,7 +175,7 @@ def compatible_rows(
     return np.ones(len(d), dtype=np.bool_)
 
 
-def undemanding_rows(
+def drop_outlier_rows(
     M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol: float = 1e-12, max_share: float = 0.2, stretch: float
 ) -> BoolArray:
     """Return which rows to keep so that no single row makes the "at least" step `stretch` times as long as it would be.
@@ -208,6 +226,17 @@ def gram_schmidt_step(G: Tensor, d: Tensor) -> GramSchmidtStep:
     weights = inverse_squares / eta
     direction = weights @ rows
     return GramSchmidtStep(eta * direction, direction, eta, weights)
+
+
+def bounded_rates(rates: FloatArray, squares: FloatArray, bounds: float) -> FloatArray:
+    """Return the rates, unknown ones (NaN) filled in, held within a factor of the median rate per squared row."""
+    per_square = rates / np.where(squares > 0, squares, 1.0)
+    known = np.isfinite(per_square) & (per_square > 0)
+    if not known.any():
+        return squares.copy()
+    middle = median(per_square[known].tolist())
+    held = np.clip(np.where(known, per_square, middle), middle / bounds, middle * bounds)
+    return np.asarray(held * squares)
 
 
 def mean_step(G: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -4,14 +4,14 @@ s is a move of theta and y the change of one gradient along it, both on the same
 one client and vectorise with `torch.func.vmap`: no branch looks at a value.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.maths.gramian import combine, joint_gramian
+from dqnfed.maths.gramian import combine, gramian
 
 FloatArray = NDArray[np.float64]
 
@@ -40,34 +40,13 @@ class MemoryProducts(NamedTuple):
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return a'b. Vectorised over clients on a GPU, a product of vectors would use one of its processors a client."""
-    return (a * b).sum() if a.is_cuda else a @ b
+    """Return a'b; vectorised over clients, a product of vectors would keep one processor of a GPU busy a client."""
+    return (a * b).sum(-1)
 
 
 def shared_dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return a'b; vectorised over clients on a GPU, where a is the same for all, it takes one pass over their b."""
-    if not b.is_cuda:
-        return a @ b
-    found: Tensor = _SharedDot.apply(a, b)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _SharedDot(torch.autograd.Function):
-    """A product of vectors which vmap makes one of a matrix and a vector; nothing is differentiated through it."""
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return a @ b
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], a: Tensor, b: Tensor) -> tuple[Tensor, int]:
-        if in_dims == (None, 0):
-            return torch.mv(b, a), 0
-        a, b = (t if dim is None else t.movedim(dim, 0) for t, dim in zip((a, b), in_dims, strict=True))
-        return (a * b).sum(-1), 0
+    """Return a'b where vectorised clients have one a in common: then it is one product of their b with it."""
+    return a @ b
 
 
 def is_curved(s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
@@ -301,10 +280,11 @@ def cauchy_rate(g: Tensor, g_probe: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def memory_products(G: Tensor, pairs: Pairs) -> MemoryProducts:
-    """Return the products of the rows G with each other and with the pairs, in float64, from one pass over both."""
-    K = len(G)
-    products = joint_gramian(G, (pairs.s, pairs.y)).numpy()
-    return MemoryProducts(products[:K, :K], products[:K, K:], products[K:, K:])
+    """Return the products of the rows G with each other and with the pairs, in float64."""
+    K, m = len(G), len(pairs.s)
+    of_rows, of_s = gramian(G, (pairs.s, pairs.y)).numpy(), gramian(pairs.s, pairs.y).numpy()
+    PP = np.block([[of_s], [of_s[:, m:].T, gramian(pairs.y).numpy()]])
+    return MemoryProducts(of_rows[:, :K], of_rows[:, K:], PP)
 
 
 def compact_inverse(PP: FloatArray, n_pairs: int) -> CompactInverse:
@@ -352,9 +332,7 @@ def metric_combination(
 
 
 def _square(v: Tensor) -> Tensor:
-    if not v.is_cuda:
-        return dot(v, v)
-    length: Tensor = torch.linalg.vector_norm(v)  # vectorised, it writes nothing n-long, as products would
+    length: Tensor = torch.linalg.vector_norm(v)  # which writes nothing n-long, as a product would
     return length.square()
 
 

@@ -121,6 +121,12 @@ def trapezoid_shortfall(
     return np.where(is_seen & (says_something | (missing > informative)), missing, np.nan)
 
 
+def rate_excess(rates: FloatArray, room: FloatArray) -> FloatArray:
+    """Return the share of each rate above twice what its loss can fall by (`room`); an unknown rate has no excess."""
+    known = rates > 0.0  # NaN is not
+    return np.where(known, (rates - 2.0 * np.maximum(room, 0.0)) / np.where(known, rates, 1.0), 0.0)
+
+
 def line_search_length(
     trial_losses: Callable[[float], FloatArray],
     losses: FloatArray,

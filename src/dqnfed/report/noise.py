@@ -53,13 +53,13 @@ def noise_line(summary: Mapping[str, Any]) -> str:
     clients, corrections = block(noise, "clients"), block(noise, "corrections")
     if not noise:
         return ""
-    begun = f"wrong labels: {noise['wrong_before']:,} of {noise['labels']:,}, on {noise['n_noisy']} clients"
+    start = f"wrong labels: {noise['wrong_before']:,} of {noise['labels']:,}, on {noise['n_noisy']} clients"
     if not clients:
-        return begun
+        return start
     f1 = "" if math.isnan(number(clients.get("f1"))) else f" (F1 {clients['f1']:.2f})"
     right = number(corrections.get("precision"))
     said = "" if math.isnan(right) else f", {100 * right:.0f} % of them rightly"
     return (
-        f"{begun}; {clients['detected']} clients taken for noisy{f1}, {noise['changed']:,} labels changed{said}; "
+        f"{start}; {clients['detected']} clients taken for noisy{f1}, {noise['changed']:,} labels changed{said}; "
         f"{noise['wrong_after']:,} are wrong now"
     )

@@ -46,18 +46,18 @@ def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identit
     if not facts_file.is_file():
         return False
     facts: Record = json.loads(facts_file.read_text(encoding="utf-8"))
-    for name, begun in facts["identity"].items():
-        if begun != identity[name]:
+    for name, stored in facts["identity"].items():
+        if stored != identity[name]:
             raise ValueError(
-                f"the run in {folder.parent} was begun with {name} {begun} and cannot go on with {identity[name]}; "
-                "resume it as it was begun, or begin a new run in another folder."
+                f"the run in {folder.parent} was started with {name} {stored} and cannot go on with {identity[name]}; "
+                "resume it with the same settings, or start a new run in another folder."
             )
     named, _ = load_tensors(folder / facts["tensors"])
 
     def placed(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return t.to(like.device)
 
-    state.server = map_tensors(placed, from_named_tensors(algorithm.Server, named, "server."), state.server)
+    state.server = map_tensors(placed, from_named_tensors(algorithm.info.server, named, "server."), state.server)
     state.losses = named["losses"]
     state.memory.load(named, state.server.theta.device)
     state.round = facts["round"]

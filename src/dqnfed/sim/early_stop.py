@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from dqnfed.sim.clients import LocalClients
-from dqnfed.sim.evaluate import judge
+from dqnfed.sim.evaluate import evaluate
 from dqnfed.sim.state import Setup, State
 
 
@@ -47,10 +47,10 @@ def out_of_patience(setup: Setup, state: State) -> str:
 def validation_score(setup: Setup, state: State) -> float:
     """Return the mean over clients of the primary model's score on validation examples."""
     everybody = torch.arange(setup.federation.n_clients)
-    if isinstance(setup.clients, LocalClients) and not setup.algorithm.is_personal:
-        theta = next(iter(setup.algorithm.evaluated(state.server, None).values()))
-        found = judge(setup.problem, theta, setup.federation.examples("validation"), everybody)
+    if isinstance(setup.clients, LocalClients) and not setup.algorithm.info.personal:
+        theta = next(iter(setup.algorithm.models(state.server, None).values()))
+        found = evaluate(setup.problem, theta, setup.federation.examples("validation"), everybody)
         return float(found.scores.cpu().mean())
     watching = replace(setup, evaluation=replace(setup.evaluation, part="validation"))
-    scores = setup.clients.judged(watching, state, everybody, with_scores=True).scores
+    scores = setup.clients.evaluate(watching, state, everybody, with_scores=True).scores
     return float(next(iter(scores.values())).mean())

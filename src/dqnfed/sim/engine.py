@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import threading
 import time
@@ -16,29 +15,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status, message_bits
-from dqnfed.core.digest import Digest
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status, default_of, message_bits
 from dqnfed.core.federation import Federation
+from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult, model_metadata
 from dqnfed.core.run_folder import ClientRow, RunFolder, claimed
-from dqnfed.core.screening import Policy, Screened, check_replies, guarded, screen, screened_digest, screened_updates
-from dqnfed.core.tensors import all_finite, gather, named_parameters
+from dqnfed.core.runners import CohortRunner, vectorised
+from dqnfed.core.screening import (
+    Policy,
+    Screened,
+    check_min_replies,
+    screen,
+    screened_replies,
+    with_policy_bounds,
+)
+from dqnfed.core.tensors import all_finite, gather, named_parameters, row
+from dqnfed.sim.accelerate import Acceleration, acceleration
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
 from dqnfed.sim.clients import Answers
-from dqnfed.sim.cohort import CohortRunner, vectorised
 from dqnfed.sim.early_stop import check_patience, out_of_patience
-from dqnfed.sim.feed import Feed, sampled_clients
-from dqnfed.sim.heap import Heap, nothing_old_collected
 from dqnfed.sim.journal import Journal, described_clients
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
 from dqnfed.sim.memory import MemoryStore
-from dqnfed.sim.observers import Afterwards, Observer, told_of_failure
+from dqnfed.sim.observers import DeferredLog, Observer, report_failure
 from dqnfed.sim.state import Evaluation, Record, Setup, State
+from dqnfed.sim.tasks import TaskBuilder, sampled_clients
 
 logger = logging.getLogger("dqnfed")
-NOBODY = Screened(torch.arange(0), torch.ones(0), [])
-MAX_PHASES = 200  # of one round; a method that asks for more has lost its way
+MAX_PHASES = 200  # of one round; a method that asks for more does not end
 
 
 def run(
@@ -57,6 +62,7 @@ def run(
     observers: Sequence[Observer] = (),
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
+    accelerate: bool = True,  # False: every computation in its plain form; the same results but for rounding
 ) -> RunResult:
     """Return the result of training for the given number of rounds; with `out`, everything is on disk as it happens.
 
@@ -65,7 +71,9 @@ def run(
     """
     size = cohort_size(participation, federation.n_clients)
     policy = policy or Policy()
-    prepared = guarded(algorithm, policy).prepare(problem, federation.n_clients, size)
+    faster = acceleration(enabled=accelerate)
+    problem = faster.problem(problem)
+    prepared = with_policy_bounds(algorithm, policy).prepare(problem, federation.n_clients, size)
     setup = Setup(
         prepared,
         problem,
@@ -76,13 +84,22 @@ def run(
         cohort or vectorised(),
         evaluation or Evaluation(),
         policy,
-        Feed(federation, problem, prepared, seed),
+        TaskBuilder(federation, problem, prepared, seed),
+        replies=faster.replies,
     )
     settings = dict(config) if config is not None else plain_config(setup, participation)
-    return played(setup, settings, out=out, checkpoint_seconds=checkpoint_seconds, observers=observers, resume=resume)
+    return run_loop(
+        setup,
+        settings,
+        out=out,
+        checkpoint_seconds=checkpoint_seconds,
+        observers=observers,
+        resume=resume,
+        faster=faster,
+    )
 
 
-def played(
+def run_loop(
     setup: Setup,
     settings: dict[str, Any],
     *,
@@ -90,25 +107,28 @@ def played(
     checkpoint_seconds: float = 30.0,
     observers: Sequence[Observer] = (),
     resume: bool = False,
+    faster: Acceleration | None = None,
 ) -> RunResult:
     """Return the result of a run that is set up, wherever its clients are."""
-    check_replies(setup.policy, setup.cohort_size)
+    check_min_replies(setup.policy, setup.cohort_size)
     check_patience(setup)
+    faster = faster or acceleration(enabled=False)
     if out is None:
         if resume:
             raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
-        return _played(setup, settings, None, checkpoint_seconds, observers, resume)
+        return _run_loop(setup, settings, None, checkpoint_seconds, observers, resume, faster)
     with claimed(Path(out)), closing(RunFolder(Path(out))) as folder:
-        return _played(setup, settings, folder, checkpoint_seconds, observers, resume)
+        return _run_loop(setup, settings, folder, checkpoint_seconds, observers, resume, faster)
 
 
-def _played(
+def _run_loop(
     setup: Setup,
     settings: dict[str, Any],
     folder: RunFolder | None,
     checkpoint_seconds: float,
     observers: Sequence[Observer],
     resume: bool,
+    faster: Acceleration,
 ) -> RunResult:
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
@@ -124,25 +144,31 @@ def _played(
         journal.add(*start_record(setup, state))
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
-    heap, last_saved = Heap(), time.monotonic()
-    told = Afterwards(journal, observers)
-    with interrupt_flag() as interrupted, told_of_failure(observers), nothing_old_collected(), closing(told):
+    last_saved = time.monotonic()
+    log = DeferredLog(journal, observers)
+    defers = _defers_log(setup.problem)
+    with interrupt_flag() as interrupted, report_failure(observers), faster.memory() as trim, closing(log):
         while state.round < setup.rounds and not state.stopped and not interrupted.is_set():
-            told.later(*play_round(setup, state, meanwhile=told.now))
-            if not setup.answers_come_later:
-                told.now()
-            heap.tidy()
+            log.enqueue(*run_round(setup, state, meanwhile=log.flush))
+            if not defers:
+                log.flush()
+            trim()
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
-                told.write()
+                log.write()
                 _save(folder, setup, state)
                 last_saved = time.monotonic()
-        told.write()
+        log.write()
         if folder is not None:
             _save(folder, setup, state)
         result = finished(setup, state, journal, settings)
     for observer in observers:
         observer.end(result.summary)
     return result
+
+
+def _defers_log(problem: Problem) -> bool:
+    """Return whether a round is logged while the next one's clients compute: where these are not on the host."""
+    return problem.theta0.device.type != "cpu"
 
 
 def cohort_size(participation: float, n_clients: int) -> int:
@@ -162,53 +188,22 @@ def fresh_state(setup: Setup) -> State:
     )
 
 
-def play_round(
+def run_round(
     setup: Setup, state: State, *, meanwhile: Callable[[], None] = lambda: None
 ) -> tuple[Record, list[ClientRow]]:
-    """Play one round: change the state, and return the round's record and its clients' rows.
+    """Run one round: change the state, and return the round's record and its clients' rows.
 
-    `meanwhile` is called when the clients have been asked, before their answers are waited for.
+    `meanwhile` is called when the clients were asked, before their replies are waited for.
     """
     started = time.perf_counter()
     algorithm, federation = setup.algorithm, setup.federation
     sampled = sampled_clients(setup.seed, state.round, federation.n_clients, setup.cohort_size)
-    clients = algorithm.cohort(state.server, state.round, sampled, federation.n_clients)
+    clients = algorithm.select(state.server, state.round, sampled, federation.n_clients)
     before = participant_losses(setup, state, clients)
     record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
-
-    at_start, asked = state.server, clients
-    needed = max(1, min(setup.policy.min_replies, clients.shape[0]))  # a method may ask fewer clients than were sampled
-    for phase in range(MAX_PHASES):
-        sent = algorithm.send(state.server)
-        answers = setup.clients.answers(setup, state, asked, sent, phase)
-        n_answers = answers.clients.shape[0]
-        note_missing(setup, state, answers, notes)
-        notes["bytes_up"] += algorithm.uplink_bits(answers.updates) * n_answers // 8 if n_answers else 0
-        notes["bytes_down"] += message_bits(sent) * asked.shape[0] // 8
-        notes["passes"] += algorithm.passes(sent) * n_answers
-        state.server = algorithm.tidied(state.server)
-        meanwhile()
-        digest = answers.arrived() if answers.arrived is not None else None  # here a GPU is waited for
-        found = screened(setup, state, answers, digest, notes) if n_answers else NOBODY
-        went_back = found.kept.shape[0] < needed
-        if went_back:
-            step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
-        else:
-            step = answered_step(setup, state, answers, digest, found)
-        state.server = step.server
-        notes["diagnostics"].update(step.diagnostics)
-        note_left_out(state, step, notes)
-        if step.status is not Status.AGAIN:
-            break
-        asked = answers.clients[found.kept]  # who is dropped in one phase knows nothing that the next could ask for
-    else:
-        raise RuntimeError(
-            f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}."
-        )
-    state.memory.settle(keep=not went_back)  # a server that goes back to its start takes its clients along
-
-    if not ended_finite(step):
+    step = train_cohort(setup, state, clients, notes, meanwhile)
+    if not all_finite(step.server.theta):
         step = ServerStep(state.server, Status.STOP, {}, f"the model is not finite after round {state.round}")
     state.stopped = step.reason or "the method ended the run" if step.status is Status.STOP else ""
     record["status"] = step.status.value
@@ -228,16 +223,37 @@ def play_round(
     return record, rows
 
 
-def ended_finite(step: ServerStep[Any]) -> bool:
-    """Return whether the new model is finite; a GPU is asked only where the method cannot say so itself."""
-    theta = step.server.theta
-    if step.norm_bound is not None and step.norm_bound < math.sqrt(torch.finfo(theta.dtype).max):
-        return True
-    return all_finite(theta)
+def train_cohort(
+    setup: Setup, state: State, clients: Tensor, notes: Record, meanwhile: Callable[[], None]
+) -> ServerStep[Any]:
+    """Return the server step after the phases of one round; the state has its new server and memories."""
+    algorithm, at_start, asked = setup.algorithm, state.server, clients
+    needed = max(1, min(setup.policy.min_replies, clients.shape[0]))  # a method may ask fewer clients than were sampled
+    for phase in range(MAX_PHASES):
+        sent = algorithm.send(state.server)
+        answers = setup.clients.train(setup, state, asked, sent, phase)
+        meanwhile()
+        _note_traffic(setup, state, asked, sent, answers, notes)
+        found = screened(setup, state, answers, notes)
+        n_kept = 0 if found is None else found.kept.shape[0]
+        step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
+        if found is not None and n_kept >= needed:
+            step = server_step(setup, state, answers, found)
+        state.server = step.server
+        notes["diagnostics"].update(step.diagnostics)
+        note_left_out(state, step, notes)
+        if step.status is not Status.AGAIN or found is None:
+            # a round that is held for want of replies goes back to its start, and so do its clients
+            state.memory.commit_or_rollback(keep=n_kept >= needed)
+            return step
+        asked = answers.clients[found.kept]  # a client that is dropped in one phase is not asked in the next
+    raise RuntimeError(f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}.")
 
 
-def note_missing(setup: Setup, state: State, answers: Answers, notes: Record) -> None:
-    """Write down who gave no answer, or end the run if the policy says so."""
+def _note_traffic(
+    setup: Setup, state: State, asked: Tensor, sent: Any, answers: Answers, notes: Record
+) -> None:
+    """Add up bytes and passes of a phase, and write down who did not reply, or end the run if the policy says so."""
     for client, why in answers.missing:
         if setup.policy.on_missing == "fail":
             raise ValueError(
@@ -246,21 +262,26 @@ def note_missing(setup: Setup, state: State, answers: Answers, notes: Record) ->
             )
         logger.warning("round %d: client %d dropped, %s", state.round, client, why)
         notes["dropped"].append({"client": client, "why": why})
+    notes["bytes_down"] += message_bits(sent) * asked.shape[0] // 8
+    if answers.replies is not None:
+        n_replies = answers.clients.shape[0]
+        notes["bytes_up"] += setup.algorithm.uplink_bits(row(answers.replies.updates, 0)) * n_replies // 8
+        notes["passes"] += setup.algorithm.passes(sent) * n_replies
 
 
 def note_left_out(state: State, step: ServerStep[Any], notes: Record) -> None:
-    """Write down whose answers the method did without."""
+    """Write down whose replies the method did not use."""
     for client, why in step.left_out:
         logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
         notes["dropped"].append({"client": client, "why": why})
 
 
-def screened(setup: Setup, state: State, answers: Answers, digest: Digest | None, notes: Record) -> Screened:
-    """Return which answers are usable, after writing down who is dropped or clipped, and why."""
-    asked = answers.clients
-    algorithm = setup.algorithm
-    found = screen(answers.updates, setup.policy, algorithm.scales, algorithm.optional, digest=digest)
-    if found.as_they_came:
+def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Screened | None:
+    """Return which replies are usable, after writing down which are dropped or clipped, and why; None: no replies."""
+    if answers.replies is None:
+        return None
+    asked, found = answers.clients, screen(answers.replies, setup.policy, setup.algorithm.info)
+    if found.unchanged:
         return found
     for k, why in found.dropped:
         client = int(asked[k])
@@ -276,26 +297,30 @@ def screened(setup: Setup, state: State, answers: Answers, digest: Digest | None
             continue
         client = int(asked[k])
         note = {"client": client, "factor": factor}
-        if note not in notes["clipped"]:  # a phase may be played twice
+        if note not in notes["clipped"]:  # a phase may be run twice
             logger.info("round %d: client %d clipped by the factor %.3g", state.round, client, factor)
             notes["clipped"].append(note)
     return found
 
 
-def answered_step(
-    setup: Setup, state: State, answers: Answers, digest: Digest | None, found: Screened
-) -> ServerStep[Any]:
-    """Return what the server makes of the usable answers; their clients' memories wait for the end of the round."""
+def server_step(setup: Setup, state: State, answers: Answers, found: Screened) -> ServerStep[Any]:
+    """Return what the server makes of the usable replies; their clients' memories wait for the end of the round."""
     algorithm, federation = setup.algorithm, setup.federation
+    assert answers.replies is not None
     kept, memory = answers.clients, answers.memory
-    if not found.as_they_came and len(found.kept) < len(kept):
+    if not found.unchanged and len(found.kept) < len(kept):
         kept = kept[found.kept]
         memory = [memory[k] for k in found.kept.tolist()] if isinstance(memory, list) else gather(memory, found.kept)
-    state.memory.lend(kept, memory)
-    if digest is not None:
-        digest = screened_digest(digest, found, algorithm.scales, answers.clients.shape[0])
-    cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors, digest)
-    return algorithm.server_step(state.server, screened_updates(answers.updates, found, algorithm.scales), cohort)
+    state.memory.stage(kept, memory)
+    cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
+    return algorithm.server_step(state.server, screened_replies(answers.replies, found, algorithm.info), cohort)
+
+
+def unused_settings(algorithm: AnyAlgorithm) -> list[str]:
+    """Return the shared settings that differ from their default and have no effect on this prepared method."""
+    if not isinstance(algorithm, LocalWork):
+        return []
+    return sorted(name for name in algorithm.unused() if getattr(algorithm, name) != default_of(algorithm, name))
 
 
 def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, Any]) -> RunResult:
@@ -319,6 +344,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "totals": state.totals,
         "n_dropped": state.n_dropped,
         "n_clipped": state.n_clipped,
+        "unused": unused_settings(setup.algorithm),
     }
     theta = _global_model(setup, state).detach().cpu()
     if journal.folder is not None:
@@ -397,10 +423,10 @@ def _account(state: State, record: Record) -> None:
 
 
 def _global_model(setup: Setup, state: State) -> Tensor:
-    if setup.algorithm.is_personal:
+    if setup.algorithm.info.personal:
         theta: Tensor = state.server.theta
         return theta
-    return next(iter(setup.algorithm.evaluated(state.server, None).values()))
+    return next(iter(setup.algorithm.models(state.server, None).values()))
 
 
 def plain_config(setup: Setup, participation: float) -> dict[str, Any]:

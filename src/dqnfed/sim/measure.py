@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dqnfed.core.run_folder import CLIENT_COLUMNS, ClientRow
 from dqnfed.maths.fairness import fairness_summary, improved_share
-from dqnfed.sim.clients import Judgement
+from dqnfed.sim.clients import Evaluated
 from dqnfed.sim.state import Record, Setup, State
 
 
@@ -23,7 +23,7 @@ def participant_losses(setup: Setup, state: State, clients: Tensor) -> Tensor | 
         return None
     known = state.losses[clients]
     if bool(known.isnan().any()):
-        found = setup.clients.judged(setup, state, clients, with_scores=False)
+        found = setup.clients.evaluate(setup, state, clients, with_scores=False)
         state.losses[found.clients] = found.losses
     return state.losses[clients]
 
@@ -38,7 +38,7 @@ def measured(
     if not evaluate_all and before is None:
         return record, []
     asked = torch.arange(federation.n_clients) if evaluate_all else clients
-    found = setup.clients.judged(setup, state, asked, with_scores=evaluate_all)
+    found = setup.clients.evaluate(setup, state, asked, with_scores=evaluate_all)
     state.losses[found.clients] = found.losses
     answered = torch.isin(clients, found.clients)
     if len(found.clients) < len(asked):
@@ -58,7 +58,7 @@ def measured(
 
 
 def client_rows(
-    setup: Setup, state: State, clients: Tensor, before: Tensor | None, found: Judgement
+    setup: Setup, state: State, clients: Tensor, before: Tensor | None, found: Evaluated
 ) -> list[ClientRow]:
     """Return the rows of clients.csv for an evaluation; none if only aggregates may be written."""
     if setup.evaluation.metrics == "aggregate-only":
@@ -88,5 +88,5 @@ def start_record(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
 
 
 def model_columns(setup: Setup) -> tuple[str, ...]:
-    """Return the columns of clients.csv: one accuracy for each model that the method wants judged."""
+    """Return the columns of clients.csv: one accuracy for each model that the method evaluates."""
     return (*CLIENT_COLUMNS, *(f"accuracy_{name}" for name in setup.model_names[1:]))

@@ -21,7 +21,6 @@ from dqnfed.core.tensors import (
     named_tensors,
     on_devices,
     row,
-    stack,
     tensors,
 )
 
@@ -43,24 +42,24 @@ class MemoryStore:
         self, algorithm: AnyAlgorithm, problem: Problem, n_clients: int, kind: type[Any] | None = None
     ) -> None:
         self._algorithm, self._problem = algorithm, problem
-        self.kind: type[Any] = kind or algorithm.Memory  # of a row
+        self.kind: type[Any] = kind or algorithm.info.memory  # of a row
         self.row_of = torch.full((n_clients,), -1)
         self.rows: Any = None
-        self._room: Any = None  # tensors that `rows` are the beginning of, with space for all clients
-        self._apart: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
+        self._room: Any = None  # tensors of which `rows` are the first part, with space for all clients
+        self._each: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
         self._is_shared = False  # others may hold these very tensors, or parts of them may share memory (vmap's views)
-        self.unsettled: list[tuple[Tensor, Any]] = []  # in the present round: memories after phases, and whose
+        self.staged: list[tuple[Tensor, Any]] = []  # in the present round: memories after phases, and whose
         self._asked: list[tuple[Tensor, Places]] = []  # the last two cohorts that were asked for, and their rows
 
-    def lend(self, clients: Tensor, memory: Any) -> None:
+    def stage(self, clients: Tensor, memory: Any) -> None:
         """Give these memories (stacked, or a list) to the next phase of the round, without keeping them yet."""
-        if self.unsettled and len(self.unsettled[-1][0]) == len(clients):  # the same clients, who now know more
-            self.unsettled.pop()
-        self.unsettled.append((clients, memory))
+        if self.staged and len(self.staged[-1][0]) == len(clients):  # the same clients, who now know more
+            self.staged.pop()
+        self.staged.append((clients, memory))
 
-    def settle(self, *, keep: bool) -> None:
+    def commit_or_rollback(self, *, keep: bool) -> None:
         """Keep what clients learnt in the round that is over, or have it never happen."""
-        phases, self.unsettled = self.unsettled, []
+        phases, self.staged = self.staged, []
         for clients, memory in phases if keep else []:
             if isinstance(memory, list):
                 self.keep(clients.tolist(), memory)
@@ -69,21 +68,21 @@ class MemoryStore:
 
     def knows(self, clients: Tensor) -> bool:
         """Return whether `get` has a memory of every one of the clients, and no need of their tasks."""
-        return self.kind is Empty or bool(self.unsettled) or (not self._apart and self._places(clients).all_known)
+        return self.kind is Empty or bool(self.staged) or (not self._each and self._places(clients).all_known)
 
-    def look_ahead(self, clients: Tensor) -> None:
+    def prefetch(self, clients: Tensor) -> None:
         """Send the numbers of rows that will be asked for next to where these are, while a GPU is at work there."""
-        if self.rows is not None and not self._apart and (places := self._places(clients)).all_known:
+        if self.rows is not None and not self._each and (places := self._places(clients)).all_known:
             places.there(tensors(self.rows)[0].device)
 
     def get(self, clients: Tensor, tasks: Task) -> Any:
         """Return the stacked memories of the clients; newcomers get a fresh one, which is not yet stored."""
         if self.kind is Empty:
             return Empty(self._problem.theta0.new_zeros(len(clients), 0))
-        if self.unsettled:  # later phases ask those who took part in the one before
-            before, memory = self.unsettled[-1]
+        if self.staged:  # later phases ask those who took part in the one before
+            before, memory = self.staged[-1]
             return memory if len(before) == len(clients) else gather(memory, torch.searchsorted(before, clients))
-        if self._apart:
+        if self._each:
             return _stacked([self.one(c, row(tasks, k)) for k, c in enumerate(clients.tolist())])
         places, all_known, there = self._places(clients)
         if all_known:
@@ -103,8 +102,8 @@ class MemoryStore:
         n_clients = clients.shape[0]
         if n_clients == 0 or self.kind is Empty:
             return
-        if self._apart:
-            self._gather_apart()
+        if self._each:
+            self._stack_each()
         places, all_known, there = self._places(clients)
         if all_known and n_clients == n_rows(self.rows):
             order = torch.empty_like(clients)
@@ -145,11 +144,11 @@ class MemoryStore:
 
     def one(self, client: int, task: Task) -> Any:
         """Return one client's memory; a newcomer gets a fresh one, which is not yet stored."""
-        if self.unsettled:
-            before, memories = self.unsettled[-1]
+        if self.staged:
+            before, memories = self.staged[-1]
             return memories[int(torch.searchsorted(before, client))]
-        if client in self._apart:
-            return self._apart[client]
+        if client in self._each:
+            return self._each[client]
         place = int(self.row_of[client])
         return row(self.rows, place) if place >= 0 else self._algorithm.init_memory(self._problem, task)
 
@@ -158,17 +157,17 @@ class MemoryStore:
         if self.kind is Empty:
             return
         self._is_shared = True  # a memory that did not change is a view of its row
-        self._apart.update(zip(clients, memories, strict=True))
+        self._each.update(zip(clients, memories, strict=True))
 
     def named(self) -> dict[str, Tensor]:
         """Return everything as named tensors, for a file; large memories are not copied."""
-        shapes = {tuple((t.shape, t.nbytes) for t in tensors(memory)) for memory in self._apart.values()}
+        shapes = {tuple((t.shape, t.nbytes) for t in tensors(memory)) for memory in self._each.values()}
         if len(shapes) == 1 and sum(n_bytes for _, n_bytes in shapes.pop()) < LARGE:
-            self._gather_apart()
+            self._stack_each()
         found = {"memory_row_of": self.row_of}
         if self.rows is not None:
             found.update(named_tensors(self.rows, "memory."))
-        for client, memory in self._apart.items():
+        for client, memory in self._each.items():
             found.update(named_tensors(map_tensors(Tensor.contiguous, memory), f"memory_of.{client}."))
         return found
 
@@ -182,11 +181,11 @@ class MemoryStore:
         if bool((self.row_of >= 0).any()):
             self.rows = read("memory.")
         apart = {int(name.split(".")[1]) for name in named if name.startswith("memory_of.")}
-        self._apart = {client: read(f"memory_of.{client}.") for client in sorted(apart)}
+        self._each = {client: read(f"memory_of.{client}.") for client in sorted(apart)}
 
-    def _gather_apart(self) -> None:
+    def _stack_each(self) -> None:
         """Put the memories that came one by one into the stacked rows."""
-        apart, self._apart = self._apart, {}
+        apart, self._each = self._each, {}
         clients = sorted(apart)
         self.put(torch.tensor(clients), _stacked([apart[c] for c in clients]))
 
@@ -213,9 +212,7 @@ class MemoryStore:
         return self.rows if whole else gather(self.rows, index, there)
 
     def _fresh(self, tasks: Task) -> Any:
-        if self._algorithm.vectorises:
-            return vmap(lambda task: self._algorithm.init_memory(self._problem, task))(tasks)
-        return stack([self._algorithm.init_memory(self._problem, row(tasks, k)) for k in range(n_rows(tasks))])
+        return vmap(lambda task: self._algorithm.init_memory(self._problem, task))(tasks)
 
 
 def _stacked(memories: Sequence[Any]) -> Any:

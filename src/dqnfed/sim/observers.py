@@ -1,4 +1,4 @@
-"""Who follows a run, and when they are told."""
+"""Observers of a run, and when they get its records."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ class Observer(Protocol):
     def end(self, summary: Mapping[str, Any]) -> None: ...
 
 
-class Afterwards:
-    """Writes a round down and tells of it: at once, or when the next round's clients are at work on a GPU.
+class DeferredLog:
+    """Writes a round's record and passes it to the observers: at once, or while the next round's clients compute.
 
-    There the host has time, while between two rounds the GPU would wait for it.
+    On a GPU the host has time then, while between two rounds the GPU would wait for it.
     """
 
     def __init__(self, journal: Journal, observers: Sequence[Observer]) -> None:
         self._journal, self._observers = journal, observers
         self._unwritten: tuple[Record, list[ClientRow]] | None = None
-        self._untold: Record | None = None
+        self._unreported: Record | None = None
 
-    def later(self, record: Record, rows: list[ClientRow]) -> None:
-        """Have this told at the next call of `now`."""
-        self._unwritten, self._untold = (record, rows), record
+    def enqueue(self, record: Record, rows: list[ClientRow]) -> None:
+        """Keep a record for the next call of `flush`."""
+        self._unwritten, self._unreported = (record, rows), record
 
     def write(self) -> None:
-        """Write down what waits for it; nobody is told yet."""
+        """Write the record that waits; observers get it at the next `flush`."""
         if self._unwritten is not None:
             waiting, self._unwritten = self._unwritten, None
             self._journal.add(*waiting)
 
-    def now(self) -> None:
-        """Write down and tell what waits for it."""
+    def flush(self) -> None:
+        """Write the record that waits and pass it to the observers."""
         self.write()
-        if self._untold is not None:
-            record, self._untold = self._untold, None
+        if self._unreported is not None:
+            record, self._unreported = self._unreported, None
             for observer in self._observers:
                 observer.round(record)
 
-    close = now  # nothing is lost when the round after fails
+    close = flush  # nothing is lost when the round after fails
 
 
 @contextmanager
-def told_of_failure(observers: Sequence[Observer]) -> Iterator[None]:
+def report_failure(observers: Sequence[Observer]) -> Iterator[None]:
     """Tell the observers that the run failed, if it does, so that they can close what they opened."""
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,11 +12,12 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
+from dqnfed.core.replies import Replies
+from dqnfed.core.runners import CohortRunner, IndexedRunner, PerClientRunner
 from dqnfed.core.screening import Policy
-from dqnfed.sim.clients import Beginning, Clients, LocalClients
-from dqnfed.sim.cohort import ApartRunner, CohortRunner, DigestingRunner
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
 
@@ -50,31 +52,28 @@ class Setup:
     rounds: int
     cohort_size: int
     seed: int
-    cohort: CohortRunner
+    runner: CohortRunner
     evaluation: Evaluation
     policy: Policy
-    feed: Feed
+    tasks: TaskBuilder
     clients: Clients = field(default_factory=LocalClients)
+    replies: Callable[[Any], Replies[Any]] = Replies  # from stacked updates
 
     @cached_property
-    def apart_runner(self) -> ApartRunner | None:
-        """The cohort's runner where it runs clients apart from each other; to look at a protocol takes its time."""
-        return self.cohort if isinstance(self.cohort, ApartRunner) else None
+    def per_client_runner(self) -> PerClientRunner | None:
+        """The runner where it runs clients one by one; to check a protocol takes its time."""
+        return self.runner if isinstance(self.runner, PerClientRunner) else None
 
-    @cached_property
-    def digesting_runner(self) -> DigestingRunner | None:
-        """The cohort's runner where it makes digests of the answers."""
-        runner, place = self.cohort, self.federation.train.inputs.device
-        return runner if isinstance(runner, DigestingRunner) and runner.digests(place) else None
-
-    @cached_property
-    def answers_come_later(self) -> bool:
-        """Whether clients are asked for their answers first, and a GPU is waited for afterwards."""
-        return self.digesting_runner is not None and self.algorithm.captures
+    def indexed_runner(self, sent: Any) -> IndexedRunner | None:
+        """The runner where it gathers the examples of this message's clients itself."""
+        runner, device = self.runner, self.federation.train.inputs.device
+        if isinstance(runner, IndexedRunner) and runner.runs_indexed(self.algorithm, sent, device):
+            return runner
+        return None
 
     @cached_property
     def model_names(self) -> list[str]:
-        """The models that the method wants judged, the primary one first."""
+        """The models that the method evaluates, the primary one first."""
         return self.clients.model_names(self)
 
 
@@ -96,4 +95,3 @@ class State:
     rho_n: int = 0
     n_dropped: int = 0
     n_clipped: int = 0
-    beginning: Beginning | None = None  # of the next round, only to save time

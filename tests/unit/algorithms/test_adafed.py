@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.adafed import AdaFed, RatedLocalUpdate
-from dqnfed.algorithms.common_descent_messages import DescentUpdate
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.parts.messages import DescentUpdate
+from dqnfed.core.replies import Replies
 from dqnfed.maths.directions import at_least_step
 from dqnfed.maths.gramian import gramian
 from dqnfed.maths.solvers import min_norm_weights
@@ -26,7 +27,7 @@ def paper_direction(rows: Tensor, rates: Tensor) -> Tensor:
     algorithm = AdaFed(form="paper").prepare(bowl_problem(n), K, K)
     updates = DescentUpdate(rows, rates, torch.full_like(rates, torch.nan), rates, rows.new_zeros(K, 0))
     before: Any = algorithm.init_server(bowl_problem(n), K)
-    after: Any = algorithm.server_step(before, updates, cohort_of((1,) * K)).server
+    after: Any = algorithm.server_step(before, Replies(updates), cohort_of((1,) * K)).server
     direction: Tensor = -after.theta
     return direction
 
@@ -137,7 +138,7 @@ def test_identical_clients_follow_their_common_gradient(form: str) -> None:
 def test_it_is_dqn_fed_with_rates_from_losses(participation: float, step: str) -> None:
     problem, federation = classes(4)
     mine = play(AdaFed(step=step), problem, federation, rounds=3, participation=participation)
-    ours_there = DQNFed(step=step, rates="loss", absentees=0)
+    ours_there = DQNFed(step=step, rates="loss", cached_clients=0)
     theirs = play(ours_there, problem, federation, rounds=3, participation=participation)
     for ours, others in zip(mine.thetas, theirs.thetas, strict=True):
         assert torch.equal(ours, others)
@@ -171,7 +172,7 @@ def test_local_epochs_send_update_and_rate() -> None:
     rates = torch.tensor([0.2, 0.9, 0.4], dtype=torch.float64)
     rows = agreeing_rows(3, 6)
     after: Any = algorithm.server_step(
-        algorithm.init_server(bowl_problem(6), 3), RatedLocalUpdate(rows, rates), cohort_of((1, 1, 1))
+        algorithm.init_server(bowl_problem(6), 3), Replies(RatedLocalUpdate(rows, rates)), cohort_of((1, 1, 1))
     ).server
     step: Tensor = -after.theta
     assert float(step.norm()) == pytest.approx(float(rows.mean(0).norm()), rel=1e-12)  # FedAvg's length

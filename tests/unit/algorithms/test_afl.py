@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dqnfed import run
 from dqnfed.algorithms.afl import AFL, AFLServer, AFLUpdate
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.core.algorithm import Cohort, Empty
+from dqnfed.core.replies import Replies
+from dqnfed.sim.engine import run
 from tests.helpers.baselines import LR, bowls, classes
 from tests.helpers.linear_clients import linear_clients
 from tests.helpers.play import play
@@ -65,12 +66,12 @@ def test_a_tail_average_forgets_the_start() -> None:
     torch.testing.assert_close(played.servers[-1].average, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_the_averaged_model_is_judged_first_and_returned() -> None:
+def test_the_averaged_model_is_evaluated_first_and_returned() -> None:
     problem, federation = classes(4)
     played = play(AFL(), problem, federation, rounds=3)
-    models = AFL().evaluated(played.servers[-1], Empty(torch.zeros(0)))
+    models = AFL().models(played.servers[-1], Empty(torch.zeros(0)))
     assert list(models) == ["averaged", "global"]
-    result = run(AFL(), problem, federation, rounds=3)
+    result = run(AFL(), problem, federation, rounds=3, accelerate=False)
     assert torch.equal(result.theta, played.servers[-1].average)
     assert set(result.summary["models"]) == {"global"}
     assert not torch.equal(result.theta, played.thetas[-1])
@@ -107,7 +108,8 @@ def after(weights: list[float], losses: list[float], delta: Tensor, clients: tup
     lambdas, known = (torch.tensor(values, dtype=torch.float64) for values in (weights, losses))
     server = AFLServer(zero, zero, torch.tensor(0), lambdas, known)
     cohort = Cohort(who, torch.ones(len(who)), len(weights), 0)
-    return AFL(lambda_lr=0.05).server_step(server, AFLUpdate(delta[who], 1.0 + who.double()), cohort).server
+    replies = Replies(AFLUpdate(delta[who], 1.0 + who.double()))
+    return AFL(lambda_lr=0.05).server_step(server, replies, cohort).server
 
 
 def test_cohorts_give_the_whole_federations_step_on_average() -> None:

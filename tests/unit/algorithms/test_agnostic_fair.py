@@ -13,6 +13,7 @@ from dqnfed.algorithms.agnostic_fair import AgnosticFair, GroupLosses
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import LOSSES, bowl_problem, bowls, classes, cohort_of
 from tests.helpers.play import play
 
@@ -37,8 +38,8 @@ def test_client_indicators_are_afl_step_by_step(participation: float) -> None:
 def test_golden_mixture(rate: float, expected: list[float]) -> None:
     algorithm = AgnosticFair(groups="client", mixture_lr=rate)
     server = algorithm.init_server(bowl_problem(4), 3)
-    counts = torch.tensor([[10.0], [30.0], [60.0]], dtype=torch.float64)
-    raised = algorithm.server_step(server, GroupLosses(LOSSES[:, None] * counts, counts), cohort_of()).server
+    counts = torch.tensor([10.0, 30.0, 60.0], dtype=torch.float64)
+    raised = algorithm.server_step(server, Replies(GroupLosses(LOSSES * counts, counts)), cohort_of()).server
     torch.testing.assert_close(
         raised.next_mixture, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-9
     )  # printed digits
@@ -66,7 +67,7 @@ def test_the_reweighting_has_mean_one() -> None:
         mixture=torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     )
     counts = torch.tensor([[3.0, 1.0, 0.0, 0.0], [2.0, 0.0, 6.0, 0.0], [0.0, 8.0, 1.0, 0.0]], dtype=torch.float64)
-    raised = algorithm.server_step(server, GroupLosses(2.0 * counts, counts), cohort_of((4, 8, 9))).server
+    raised = algorithm.server_step(server, Replies(GroupLosses(2.0 * counts, counts)), cohort_of((4, 8, 9))).server
     shares = counts.sum(0) / counts.sum()
     assert float(shares @ raised.alpha) == pytest.approx(1.0, abs=1e-12)
     torch.testing.assert_close(
@@ -94,8 +95,8 @@ def test_one_step_follows_the_mixture_of_class_losses() -> None:
 def test_equal_losses_keep_the_mixture() -> None:
     algorithm = AgnosticFair(groups="client", mixture_lr=0.7)
     server = algorithm.init_server(bowl_problem(2), 3)
-    counts = torch.tensor([[5.0], [2.0], [9.0]], dtype=torch.float64)
-    raised = algorithm.server_step(server, GroupLosses(1.3 * counts, counts), cohort_of((5, 2, 9))).server
+    counts = torch.tensor([5.0, 2.0, 9.0], dtype=torch.float64)
+    raised = algorithm.server_step(server, Replies(GroupLosses(1.3 * counts, counts)), cohort_of((5, 2, 9))).server
     torch.testing.assert_close(raised.next_mixture, server.mixture, rtol=1e-14, atol=1e-15)
 
 
@@ -128,6 +129,8 @@ def test_auto_takes_classes_where_there_are_some() -> None:
     assert AgnosticFair().prepare(bowl, 2, 2).groups == "client"
     with pytest.raises(ValueError, match="groups='class' needs targets that are class numbers"):
         AgnosticFair(groups="class").prepare(bowl, 2, 2)
+    with pytest.raises(ValueError, match="`n_classes` is 3, but has no effect with groups='client'"):
+        AgnosticFair(n_classes=3).prepare(bowl, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +139,11 @@ def test_auto_takes_classes_where_there_are_some() -> None:
         ({"groups": "writer"}, "`groups` must be one of auto, class, client, constant, but is 'writer'"),
         ({"mixture_lr": -1.0}, r"`mixture_lr` must be in \[0, inf\), but is -1.0"),
         ({"n_classes": 0}, r"`n_classes` must be in \[1, inf\), but is 0"),
+        ({"groups": "client", "n_classes": 3}, "`n_classes` is 3, but has no effect with groups='client'"),
+        (
+            {"groups": "constant", "mixture_lr": 0.3},
+            "`mixture_lr` is 0.3, but has no effect with groups='constant', which is one group",
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:

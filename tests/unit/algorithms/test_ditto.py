@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,17 +11,18 @@ from dqnfed.algorithms.ditto import Ditto, DittoMemory
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.core.algorithm import Theta
 from dqnfed.sim.engine import run
-from dqnfed.sim.feed import Feed, sampled_clients
+from dqnfed.sim.tasks import TaskBuilder, sampled_clients
 from tests.helpers.baselines import bowl_problem, bowls, classes, task_of
 from tests.helpers.play import play
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_the_global_model_is_fedavg_to_the_bit(participation: float) -> None:
+@pytest.mark.parametrize("server", [{}, {"server_lr": 0.6, "weighting": "uniform"}], ids=["default", "other server"])
+def test_the_global_model_is_fedavg_to_the_bit(participation: float, server: dict[str, Any]) -> None:
     problem, federation = classes(6)
-    settings = {"lr": 0.3, "epochs": 1, "batch_size": 10, "momentum": 0.4}
-    plain = play(FedAvg(**settings), problem, federation, rounds=3, participation=participation)  # type: ignore[arg-type]
-    mine = play(Ditto(**settings, lam=0.7), problem, federation, rounds=3, participation=participation)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"lr": 0.3, "epochs": 1, "batch_size": 10, "momentum": 0.4, **server}
+    plain = play(FedAvg(**settings), problem, federation, rounds=3, participation=participation)
+    mine = play(Ditto(**settings, lam=0.7), problem, federation, rounds=3, participation=participation)
     for ours, theirs in zip(mine.thetas, plain.thetas, strict=True):
         assert torch.equal(ours, theirs)
 
@@ -48,20 +51,20 @@ def test_fixed_point_on_a_bowl(lam: float, proximal: str) -> None:
 
 
 def test_without_pull_personal_models_are_local_sgd() -> None:
-    """lam = 0: v_k is plain SGD over the batches of the rounds in which k was sampled, replayed with autograd."""
+    """lam = 0: v_k is torch's SGD over the batches of k's rounds, each of which starts without momentum."""
     problem, federation = classes(4)
-    algorithm = Ditto(lam=0.0, lr=0.3, epochs=1, batch_size=8)
+    algorithm = Ditto(lam=0.0, lr=0.3, epochs=1, batch_size=8, momentum=0.6, weight_decay=0.02)
     played = play(algorithm, problem, federation, rounds=4, participation=0.5, seed=1)
-    feed = Feed(federation, problem, algorithm, 1)
+    builder = TaskBuilder(federation, problem, algorithm, 1)
     sampled = {c: [r for r in range(4) if c in sampled_clients(1, r, 4, 2)] for c in range(4)}
     client = max(sampled, key=lambda c: len(sampled[c]))
     assert 2 <= len(sampled[client]) < 4
     v = problem.theta0.clone().requires_grad_()
-    optimiser = torch.optim.SGD([v], lr=0.3)
     rows = slice(int(federation.train.starts[client]), int(federation.train.starts[client + 1]))
     inputs, targets = federation.train.inputs[rows], federation.train.targets[rows]
     for round in sampled[client]:
-        for batch in feed.tasks(torch.tensor([client]), round).batches[0]:
+        optimiser = torch.optim.SGD([v], lr=0.3, momentum=0.6, weight_decay=0.02)
+        for batch in builder.stacked(torch.tensor([client]), round).batches[0]:
             optimiser.zero_grad()
             problem.losses(problem.predict(v, inputs[batch[batch >= 0]]), targets[batch[batch >= 0]]).mean().backward()
             optimiser.step()
@@ -77,7 +80,7 @@ def test_a_strong_pull_gives_the_broadcast_model() -> None:
     assert float((explicit.memory(0).personal - explicit.thetas[-2]).norm()) > 1e3
 
 
-def test_personal_models_rest_while_their_clients_do() -> None:
+def test_personal_models_change_in_their_clients_rounds_alone() -> None:
     problem, federation = classes(6)
     algorithm = Ditto(lr=0.3)
     before = play(algorithm, problem, federation, rounds=3, participation=0.5)
@@ -98,10 +101,10 @@ def test_personal_models_fit_their_own_clients_better() -> None:
         assert own < float((played.thetas[-1] - centres[k]).norm())
 
 
-def test_both_models_are_judged_the_personal_one_first() -> None:
+def test_both_models_are_evaluated_the_personal_one_first() -> None:
     problem, federation = classes(5)
-    result = run(Ditto(lam=0.1, lr=2.0), problem, federation, rounds=6, seed=0)
-    plain = run(FedAvg(lr=2.0), problem, federation, rounds=6, seed=0)
+    result = run(Ditto(lam=0.1, lr=2.0), problem, federation, rounds=6, seed=0, accelerate=False)
+    plain = run(FedAvg(lr=2.0), problem, federation, rounds=6, seed=0, accelerate=False)
     assert result.summary["models"]["global"] == plain.summary["accuracy"]
     assert result.columns[-1] == "accuracy_global"
     assert torch.equal(result.theta, plain.theta)
@@ -117,6 +120,21 @@ def test_a_learning_rate_of_its_own() -> None:
     assert torch.equal(default.memory(0).personal, same.memory(0).personal)
     assert not torch.equal(default.memory(0).personal, other.memory(0).personal)
     assert torch.equal(default.thetas[-1], other.thetas[-1])
+
+
+def test_a_learning_rate_of_its_own_decays_with_the_shared_one() -> None:
+    """Without pull every round shrinks the way to the client's centre by 1 - personal_lr decay^t."""
+    problem, federation, centres = bowls(2, start=1.0)
+    played = play(Ditto(lam=0.0, lr=0.2, lr_decay=0.5, personal_lr=0.4), problem, federation, rounds=3)
+    left = (1 - 0.4) * (1 - 0.2) * (1 - 0.1)
+    for k in range(2):
+        expected = centres[k] + left * (problem.theta0 - centres[k])
+        torch.testing.assert_close(played.memory(k).personal, expected, rtol=1e-13, atol=1e-14)
+
+
+def test_without_pull_its_form_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Ditto: `proximal` is 'explicit', but has no effect with lam = 0"):
+        Ditto(lam=0.0, proximal="explicit")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dqnfed.algorithms.common_descent_messages import First, Model, Models, Probe, Trial
+from dqnfed.algorithms.parts.messages import DescentUpdate, First, Models, Probe, Trial
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.dqn_fed_literal import DQNFedLiteral
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.server_lbfgs import ServerLBFGS
-from dqnfed.core.algorithm import AnyAlgorithm, Cohort, Status
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort, Status, Theta
+from dqnfed.core.replies import Replies
 from dqnfed.core.result import RunResult
 from dqnfed.core.tensors import stack
 from dqnfed.experiments.synthetic import bowls, distance_to_pareto_set
@@ -191,17 +192,17 @@ def test_local_sgd_refuses_rules_for_gradients() -> None:
 
 
 def test_missed_rounds_leave_the_memory_alone() -> None:
-    """A client's pairs grow with its own visits only."""
+    """A client's pairs grow with its own replies only."""
     case = consistent_quadratics(4, 6)
     algorithm = DQNFed(memory=5).prepare(case.problem, 4, 2)
     tasks = _tasks(algorithm, case)
     memory = algorithm.init_memory(case.problem, tasks[0])
     theta = case.problem.theta0
     sizes = []
-    for visit in range(3):
-        sent = First(theta) if visit == 0 else Models(0.5**visit * theta, 0.5 ** (visit - 1) * theta)
+    for turn in range(3):
+        sent = First(theta) if turn == 0 else Models(0.5**turn * theta, 0.5 ** (turn - 1) * theta)
         _, memory = algorithm.client_step(case.problem, tasks[0], sent, memory)
-        sizes.append(int(memory.pairs.n_pairs))
+        sizes.append(int(memory.rates.pairs.n_pairs))
     assert sizes == [0, 1, 2]
 
 
@@ -211,20 +212,20 @@ def test_newcomer_in_a_full_cohort_has_no_secant_and_takes_the_median_rate() -> 
     algorithm = DQNFed().prepare(case.problem, 3, 3)
     tasks = _tasks(algorithm, case)
     fresh = algorithm.init_memory(case.problem, tasks[0])
-    moved = Model(0.9 * case.problem.theta0)
-    answers = []
+    moved = Theta(0.9 * case.problem.theta0)
+    replies = []
     for k, task in enumerate(tasks):
         memory = fresh
         if k > 0:
             _, memory = algorithm.client_step(case.problem, task, First(case.problem.theta0), fresh)
-        answers.append(algorithm.client_step(case.problem, task, moved, memory)[0])
-    assert torch.isnan(answers[0].rate)
-    assert torch.isnan(answers[0].curvature)
+        replies.append(algorithm.client_step(case.problem, task, moved, memory)[0])
+    assert torch.isnan(replies[0].rate)
+    assert torch.isnan(replies[0].curvature)
     server = algorithm.init_server(case.problem, 3)
     server = server._replace(
         theta=moved.theta, n_steps=torch.tensor(1), step_norm=(0.1 * case.problem.theta0).norm().double()
     )
-    step = algorithm.server_step(server, stack(answers), Cohort(torch.arange(3), torch.ones(3), 3, 1))
+    step = algorithm.server_step(server, Replies(stack(replies)), Cohort(torch.arange(3), torch.ones(3), 3, 1))
     assert step.status is Status.NEXT
     assert bool(torch.isfinite(step.server.theta).all())
 
@@ -255,8 +256,8 @@ def test_a_client_that_lies_about_its_rate_is_held_to_the_cohort() -> None:
     algorithm = DQNFed(rate_bounds=10.0).prepare(case.problem, 6, 6)
     rates = torch.ones(6, dtype=torch.float64)
     rates[2] = 1e6
-    trusted = algorithm._trusted_rates(rates.numpy(), torch.ones(6, dtype=torch.float64).numpy())
-    assert trusted.max() == 10.0
+    reply = DescentUpdate(torch.eye(6, dtype=torch.float64), rates, rates, rates, rates)
+    assert algorithm.wanted_rates(Replies(reply), torch.ones(6, dtype=torch.float64).numpy()).max() == 10.0
 
 
 @pytest.mark.parametrize("step", ["curvature", "line-search"])
@@ -317,9 +318,9 @@ def test_first_round_probes_and_later_rounds_do_not() -> None:
     algorithm = DQNFed(step="line-search").prepare(case.problem, 3, 3)
     assert isinstance(algorithm.send(algorithm.init_server(case.problem, 3)), First)
     assert algorithm.passes(First(case.problem.theta0)) == 2.0
-    assert algorithm.passes(Probe(case.problem.theta0, case.problem.theta0)) == 1.0
+    assert algorithm.passes(Probe(case.problem.theta0, case.problem.theta0)) == 2.0
     assert algorithm.passes(Trial(case.problem.theta0)) == 0.5
-    assert algorithm.passes(Model(case.problem.theta0)) == 1.0
+    assert algorithm.passes(Theta(case.problem.theta0)) == 1.0
 
 
 def test_server_lbfgs_keeps_no_gradient_of_a_changing_cohort() -> None:
@@ -330,9 +331,11 @@ def test_server_lbfgs_keeps_no_gradient_of_a_changing_cohort() -> None:
 
 def _tasks(algorithm: AnyAlgorithm, case: Case) -> list:  # type: ignore[type-arg]
     from dqnfed.core.tensors import row
-    from dqnfed.sim.feed import Feed
+    from dqnfed.sim.tasks import TaskBuilder
 
-    stacked = Feed(case.federation, case.problem, algorithm, 0).tasks(torch.arange(case.federation.n_clients), 0)
+    stacked = TaskBuilder(case.federation, case.problem, algorithm, 0).stacked(
+        torch.arange(case.federation.n_clients), 0
+    )
     return [row(stacked, k) for k in range(case.federation.n_clients)]
 
 

@@ -1,8 +1,9 @@
-"""FCFL: stage 1 is a tilted mean (under a constraint), stage 2 opposes nobody."""
+"""FCFL: stage 1 is a tilted mean (under a constraint), stage 2 opposes no client."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from dqnfed.algorithms.fcfl import (
 from dqnfed.algorithms.term import TERM, TERMServer, TERMUpdate
 from dqnfed.core.algorithm import Status
 from dqnfed.core.federation import Federation
-from dqnfed.core.problem import Problem
-from dqnfed.sim.feed import Feed
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
+from dqnfed.core.tensors import row
+from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.baselines import GRADIENTS, LOSSES, LR, bowl_problem, bowls, classes, cohort_of
 from tests.helpers.play import play
 from tests.helpers.rows import agreeing_rows, gaussian_rows
@@ -39,13 +42,13 @@ def test_stage_one_is_term_with_the_inverse_temperature(temperature: float) -> N
     deltas = LR * GRADIENTS
     mine = (
         FCFL(temperature=temperature)
-        .server_step(start(temperature), FCFLUpdate(deltas, LOSSES), cohort_of())
+        .server_step(start(temperature), Replies(FCFLUpdate(deltas, LOSSES)), cohort_of())
         .server.theta
     )
     term = TERM(t=1 / temperature, weighting="uniform")
     zeros = torch.zeros(4, dtype=torch.float64)
     before = TERMServer(zeros, torch.tensor(-np.inf, dtype=torch.float64))
-    theirs = term.server_step(before, TERMUpdate(deltas, LOSSES), cohort_of()).server.theta
+    theirs = term.server_step(before, Replies(TERMUpdate(deltas, LOSSES)), cohort_of()).server.theta
     torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-15)
     if temperature == 1.0:  # the golden numbers of TERM with t = 1
         golden = torch.tensor([-0.09169580, 0.03480430, -0.08597556, -0.12324310], dtype=torch.float64)
@@ -53,7 +56,8 @@ def test_stage_one_is_term_with_the_inverse_temperature(temperature: float) -> N
 
 
 def test_nothing_overflows_at_the_lowest_temperature() -> None:
-    found = FCFL().server_step(start(5e-5), FCFLUpdate(LR * GRADIENTS, 1e4 * LOSSES), cohort_of()).server.theta
+    replies: Replies[Any] = Replies(FCFLUpdate(LR * GRADIENTS, 1e4 * LOSSES))
+    found = FCFL().server_step(start(5e-5), replies, cohort_of()).server.theta
     torch.testing.assert_close(found, -LR * GRADIENTS[1])  # all weight on the largest loss
 
 
@@ -71,14 +75,19 @@ def test_temperatures_only_fall_and_stop_falling() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("K", [1, 2, 6, 15])
-def test_stage_two_opposes_nobody(seed: int, K: int) -> None:
-    rows = gaussian_rows(K, 8, seed=seed)  # K > n too
-    step, worst = pareto_step(rows, None)
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_stage_two_opposes_no_row(seed: int, K: int, is_constrained: bool) -> None:
+    """Neither a client's update nor, where there is one, the disparity's step."""
+    rows = gaussian_rows(K + 1, 8, seed=seed)[: K + is_constrained]  # K > n too
+    deltas, disparity_step = rows[:K], rows[K] if is_constrained else None
+    step, worst = pareto_step(Replies(FCFLUpdate(deltas, torch.ones(K))), disparity_step)
+    longest = float(rows.square().sum(1).max())
     assert worst >= -1e-8
-    assert float((rows @ step).min()) >= -1e-8 * float(rows.square().sum(1).max())
+    assert worst == pytest.approx(float((rows @ step).min()) / longest, abs=1e-12)
+    assert float((rows @ step).min()) >= -1e-8 * longest
 
 
-def test_stage_two_is_the_best_of_all_that_oppose_nobody() -> None:
+def test_stage_two_is_the_best_of_all_that_oppose_no_row() -> None:
     """The linear program against a general solver that knows nothing of vertices."""
     rows = agreeing_rows(4, 6, seed=3, agreement=0.3)
     M = (rows @ rows.T).numpy()
@@ -104,9 +113,9 @@ def test_stage_two_is_the_best_of_all_that_oppose_nobody() -> None:
 def test_at_a_pareto_point_the_model_is_held() -> None:
     opposed = torch.stack([GRADIENTS[0], -GRADIENTS[0]])
     algorithm = FCFL(minmax_rounds=0)
-    step = algorithm.server_step(start(), FCFLUpdate(opposed, LOSSES[:2]), cohort_of((1, 1)))
+    step = algorithm.server_step(start(), Replies(FCFLUpdate(opposed, LOSSES[:2])), cohort_of((1, 1)))
     assert float(step.server.theta.norm()) < 1e-9
-    zeros = FCFLUpdate(0 * opposed, LOSSES[:2])
+    zeros: Replies[Any] = Replies(FCFLUpdate(0 * opposed, LOSSES[:2]))
     assert algorithm.server_step(start(), zeros, cohort_of((1, 1))).status is Status.HOLD
 
 
@@ -145,6 +154,10 @@ def sensitive_problem() -> tuple[Problem, Federation]:
     return Problem.from_module(model), Federation.from_clients(clients, n_classes=2)
 
 
+def first_task(problem: Problem, federation: Federation) -> Task:
+    return row(TaskBuilder(federation, problem, FCFL(), 0).stacked(torch.arange(1), 0), 0)
+
+
 @pytest.mark.parametrize("kind", ["parity", "opportunity"])
 def test_the_disparity_is_the_gap_of_the_groups(kind: str) -> None:
     problem, federation = sensitive_problem()
@@ -157,16 +170,14 @@ def test_the_disparity_is_the_gap_of_the_groups(kind: str) -> None:
     counted = targets == 1 if kind == "opportunity" else torch.ones_like(targets, dtype=torch.bool)
     group = inputs[:, 2] > 0
     expected = float((decisions[counted & group].mean() - decisions[counted & ~group].mean()).abs())
-    task = Feed(federation, problem, algorithm, 0).tasks(torch.arange(1), 0)
-    one = type(task)(*(t[0] for t in task))
+    one = first_task(problem, federation)
     assert float(algorithm.smooth_disparity(problem, problem.theta0, one)) == pytest.approx(expected, rel=1e-12)
     assert played_problem.records[0]["diagnostics"]["largest_disparity"] >= expected - 1e-12
 
 
 def test_an_empty_group_has_no_disparity() -> None:
     problem, federation = sensitive_problem()
-    task = Feed(federation, problem, FCFL(), 0).tasks(torch.arange(1), 0)
-    one = type(task)(*(t[0] for t in task))
+    one = first_task(problem, federation)
     same = one._replace(inputs=torch.cat([one.inputs[:, :2], torch.ones_like(one.inputs[:, 2:])], dim=1))
     gap = torch.func.grad_and_value(FCFL(sensitive=2).smooth_disparity, argnums=1)(problem, problem.theta0, same)
     assert float(gap[1]) == 0.0
@@ -207,7 +218,7 @@ def test_stage_two_under_a_broken_bound_does_not_raise_the_disparity() -> None:
     deltas, h = GRADIENTS, -GRADIENTS.mean(0) + torch.tensor([0.0, 0.0, 3.0, 0.0], dtype=torch.float64)
     updates = ConstrainedUpdate(LR * deltas, LOSSES, h.expand(3, 4), torch.full((3,), 0.5, dtype=torch.float64))
     algorithm = FCFL(sensitive=0, minmax_rounds=0, lr=LR)
-    moved: Tensor = -algorithm.server_step(start(), updates, cohort_of()).server.theta
+    moved: Tensor = -algorithm.server_step(start(), Replies(updates), cohort_of()).server.theta
     assert float(moved @ h) >= -1e-10
     assert float((deltas @ moved).min()) >= -1e-10
     assert float(moved.norm()) > 1e-3
@@ -227,6 +238,12 @@ def test_many_classes_have_no_disparity() -> None:
         ({"minmax_rounds": -1}, r"`minmax_rounds` must be in \[0, inf\), but is -1"),
         ({"sensitive": -2}, r"`sensitive` must be in \[0, inf\), but is -2"),
         ({"disparity": "odds"}, "`disparity` must be one of parity, opportunity, but is 'odds'"),
+        ({"disparity": "opportunity"}, "`disparity` is 'opportunity', but has no effect without `sensitive`"),
+        ({"max_disparity": 0.2}, "`max_disparity` is 0.2, but has no effect without `sensitive`"),
+        (
+            {"temperature": 0.2, "minmax_rounds": 0},
+            "`temperature` is 0.2, but has no effect without `sensitive` and with minmax_rounds=0",
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.fedadam import FedAdam
 from dqnfed.algorithms.fedavg import FedAvgUpdate
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import GRADIENTS, bowl_problem, bowls, cohort_of
 from tests.helpers.play import play
 
@@ -24,14 +25,15 @@ def oracle(rounds: list[list[float]], server_lr: float, beta1: float, beta2: flo
     return theta
 
 
-def test_three_rounds_match_the_oracle() -> None:
-    algorithm = FedAdam(server_lr=0.05, beta1=0.8, beta2=0.95, tau=1e-2, weighting="examples")
+@pytest.mark.parametrize(("weighting", "weights"), [("examples", (0.1, 0.3, 0.6)), ("uniform", (1 / 3, 1 / 3, 1 / 3))])
+def test_three_rounds_match_the_oracle(weighting: str, weights: tuple[float, ...]) -> None:
+    algorithm = FedAdam(server_lr=0.05, beta1=0.8, beta2=0.95, tau=1e-2, weighting=weighting)
     server = algorithm.init_server(bowl_problem(4), 3)
-    shares = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
+    shares = torch.tensor(weights, dtype=torch.float64)
     means: list[list[float]] = []
     for round in range(3):
         deltas = (0.1 + round) * GRADIENTS.roll(round, 0)
-        server = algorithm.server_step(server, FedAvgUpdate(deltas), cohort_of(round=round)).server
+        server = algorithm.server_step(server, Replies(FedAvgUpdate(deltas)), cohort_of(round=round)).server
         means.append((shares @ deltas).tolist())
     expected = torch.tensor(oracle(means, 0.05, 0.8, 0.95, 1e-2), dtype=torch.float64)
     torch.testing.assert_close(server.theta, expected, rtol=1e-13, atol=1e-15)
@@ -45,7 +47,7 @@ def test_a_constant_update_moves_every_coordinate_alike() -> None:
     before: Tensor = server.theta
     for round in range(400):
         before = server.theta
-        server = algorithm.server_step(server, FedAvgUpdate(delta), cohort_of((5,), round=round)).server
+        server = algorithm.server_step(server, Replies(FedAvgUpdate(delta)), cohort_of((5,), round=round)).server
     move = before - server.theta
     torch.testing.assert_close(move, 0.01 * delta[0].sign(), rtol=2e-4, atol=0)  # tau / |D| = 1e-4 at the smallest
 
@@ -54,7 +56,7 @@ def test_without_memory_and_with_large_tau_it_is_fedavg() -> None:
     """beta1 = 0 and tau -> infinity: theta - (server_lr / tau) D."""
     algorithm = FedAdam(server_lr=1e8, beta1=0.0, beta2=0.0, tau=1e8)
     server = algorithm.init_server(bowl_problem(4), 3)
-    found = algorithm.server_step(server, FedAvgUpdate(0.1 * GRADIENTS), cohort_of()).server.theta
+    found = algorithm.server_step(server, Replies(FedAvgUpdate(0.1 * GRADIENTS)), cohort_of()).server.theta
     expected = torch.tensor([-0.145, 0.010, -0.090, -0.080], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 

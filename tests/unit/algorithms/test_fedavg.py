@@ -8,14 +8,15 @@ from torch import Tensor
 
 from dqnfed.algorithms.fedavg import FedAvg, FedAvgServer, FedAvgUpdate, client_weights
 from dqnfed.core.algorithm import Cohort, Empty, Theta
-from dqnfed.sim.feed import Feed
+from dqnfed.core.replies import Replies
+from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.baselines import EXAMPLES, GRADIENTS, LR, bowls, classes, cohort_of, task_of
 from tests.helpers.play import play
 
 
 def stepped(algorithm: FedAvg, deltas: Tensor, cohort: Cohort) -> Tensor:
     theta: Tensor = algorithm.server_step(
-        FedAvgServer(torch.zeros_like(deltas[0])), FedAvgUpdate(deltas), cohort
+        FedAvgServer(torch.zeros_like(deltas[0])), Replies(FedAvgUpdate(deltas)), cohort
     ).server.theta
     return theta
 
@@ -30,6 +31,11 @@ def stepped(algorithm: FedAvg, deltas: Tensor, cohort: Cohort) -> Tensor:
 def test_golden_step(weighting: str, expected: list[float]) -> None:
     found = stepped(FedAvg(weighting=weighting), LR * GRADIENTS, cohort_of())
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-9)  # printed digits
+
+
+def test_the_server_rate_scales_the_step() -> None:
+    one, third = (stepped(FedAvg(server_lr=rate), GRADIENTS, cohort_of()) for rate in (1.0, 1 / 3))
+    torch.testing.assert_close(third, one / 3, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
@@ -67,7 +73,7 @@ def test_one_full_batch_step_is_gradient_descent_on_the_pooled_loss() -> None:
     torch.testing.assert_close(theta, problem.theta0 - 0.7 * pooled.grad, rtol=1e-12, atol=1e-14)
 
 
-def test_order_of_answers_is_irrelevant() -> None:
+def test_order_of_replies_is_irrelevant() -> None:
     order = torch.tensor([2, 0, 1])
     shuffled = cohort_of(tuple(EXAMPLES[k] for k in order.tolist()))
     torch.testing.assert_close(
@@ -80,13 +86,31 @@ def test_the_last_short_batch_counts() -> None:
     problem, federation, _ = bowls(1, sizes=[5])
     algorithm = FedAvg(lr=0.1, epochs=2, batch_size=2)
     played = play(algorithm, problem, federation, rounds=1, seed=3)
-    batches = Feed(federation, problem, algorithm, 3).tasks(torch.arange(1), 0).batches[0]
+    batches = TaskBuilder(federation, problem, algorithm, 3).stacked(torch.arange(1), 0).batches[0]
     theta = problem.theta0
     assert [int((b >= 0).sum()) for b in batches] == [2, 2, 1, 2, 2, 1]
     for batch in batches:
         rows = batch[batch >= 0]
         theta = theta - 0.1 * (theta - federation.train.targets[rows].mean(0))
     torch.testing.assert_close(played.thetas[-1], theta, rtol=1e-14, atol=1e-14)
+
+
+def test_local_work_is_torchs_sgd_with_every_setting() -> None:
+    """Momentum starts anew each round, weight decay is part of each gradient, the rate decays every second round."""
+    problem, federation = classes(1, sizes=[20])
+    algorithm = FedAvg(lr=0.4, epochs=2, batch_size=6, momentum=0.7, weight_decay=0.05, lr_decay=0.5, lr_decay_every=2)
+    played = play(algorithm, problem, federation, rounds=5)
+    theta, train = problem.theta0.clone().requires_grad_(), federation.train
+    for round, rate in enumerate((0.4, 0.4, 0.2, 0.2, 0.1)):
+        optimiser = torch.optim.SGD([theta], lr=rate, momentum=0.7, weight_decay=0.05)
+        batches = TaskBuilder(federation, problem, algorithm, 0).stacked(torch.arange(1), round).batches[0]
+        assert len(batches) > 2
+        for batch in batches:
+            rows = batch[batch >= 0]
+            optimiser.zero_grad()
+            problem.losses(problem.predict(theta, train.inputs[rows]), train.targets[rows]).mean().backward()
+            optimiser.step()
+    torch.testing.assert_close(played.thetas[-1], theta.detach(), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

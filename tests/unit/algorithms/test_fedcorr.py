@@ -20,16 +20,16 @@ from dqnfed.algorithms.fedcorr import FedCorr, fedcorr_with
 from dqnfed.algorithms.fedcorr_labels import (
     Groups,
     corrected_labels,
+    doubtful_labels,
     mixed_sgd,
-    suspected_rows,
     two_groups,
     two_groups_of_clients,
     unit,
 )
-from dqnfed.algorithms.fedcorr_messages import noisy_clients
+from dqnfed.algorithms.fedcorr_messages import OWN_MESSAGES, OWN_REPLIES
 from dqnfed.algorithms.label_correction import LabelCorrection, started_at
-from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.local_work import draw_batches, local_sgd
+from dqnfed.core.algorithm import LOCAL_WORK, AnyAlgorithm, hyperparameters
+from dqnfed.core.local_work import draw_batches
 from dqnfed.core.problem import Problem
 from dqnfed.core.run_folder import load_tensors
 from dqnfed.core.seeds import seed_for
@@ -41,9 +41,11 @@ from tests.helpers.noisy_blobs import WORK, NoisyBlobs, noisy_blobs
 from tests.helpers.play import Played, play
 from tests.helpers.turns import relative_distance
 
-NETWORK_METHODS = sorted(name for name, kind in REGISTRY.items() if "network" in kind.suits and name != "fedcorr")
-AFTER_SWEEP = 1 + 10 + 1  # rounds: greeting, one visit to each of ten clients, verdict
-STAGES = ("greeting", "visit", "verdict", "fine-tuning", "correction", "finishing")
+NETWORK_METHODS = sorted(
+    name for name, kind in REGISTRY.items() if "network" in kind.info.problem_kinds and name != "fedcorr"
+)
+AFTER_SWEEP = 1 + 10 + 1  # rounds: setup, one training turn of each of ten clients, relabelling
+STAGES = ("setup", "training-turn", "relabelling", "fine-tuning", "correction", "finishing")
 
 
 def method(inner: str = "fedavg", **settings: Any) -> LabelCorrection:
@@ -63,19 +65,19 @@ def labels_now(found: Played, blobs: NoisyBlobs) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("visits", [1, 3])
-def test_every_sweep_visits_every_client_once_in_a_new_order(visits: int) -> None:
+def test_every_sweep_trains_every_client_once_in_a_new_order(visits: int) -> None:
     blobs = noisy_blobs()
-    n_visits = -(-10 // visits)
-    found = played(method(sweeps=2, visits=visits, epochs=1), blobs, rounds=1 + 2 * (n_visits + 1))
+    n_turns = -(-10 // visits)
+    found = played(method(sweeps=2, visits=visits, epochs=1), blobs, rounds=1 + 2 * (n_turns + 1))
     clients = [record["clients"] for record in found.records]
     everyone = list(range(10))
     assert clients[0] == everyone
-    sweeps = [clients[1 : 1 + n_visits], clients[2 + n_visits : 2 + 2 * n_visits]]
+    sweeps = [clients[1 : 1 + n_turns], clients[2 + n_turns : 2 + 2 * n_turns]]
     for sweep in sweeps:
-        assert all(len(visited) <= visits for visited in sweep)
-        assert sorted(c for visited in sweep for c in visited) == everyone
+        assert all(len(trained) <= visits for trained in sweep)
+        assert sorted(c for trained in sweep for c in trained) == everyone
     assert sweeps[0] != sweeps[1]
-    assert clients[1 + n_visits] == clients[-1] == everyone  # the verdicts
+    assert clients[1 + n_turns] == clients[-1] == everyone  # the relabelling
 
 
 def test_the_stages_follow_each_other() -> None:
@@ -84,10 +86,11 @@ def test_the_stages_follow_each_other() -> None:
     assert before == AFTER_SWEEP + 3 + 1
     found = played(algorithm, blobs, rounds=before + 2, participation=0.5)
     stages = [algorithm.stage(server).value for server in found.servers]
-    wanted = ["greeting", *["visit"] * 10, "verdict", *["fine-tuning"] * 3, "correction", *["finishing"] * 3]
+    wanted = ["setup", *["training-turn"] * 10, "relabelling", *["fine-tuning"] * 3, "correction", *["finishing"] * 3]
     assert stages == wanted
-    clean = (found.servers[AFTER_SWEEP].suspicion.level <= 0.1).nonzero().flatten().tolist()
-    noisy = noisy_clients(found.servers[AFTER_SWEEP].suspicion).nonzero().flatten().tolist()
+    estimate = found.servers[AFTER_SWEEP].noise_estimate
+    clean = (estimate.level <= 0.1).nonzero().flatten().tolist()
+    noisy = estimate.is_noisy.nonzero().flatten().tolist()
     for record in found.records[AFTER_SWEEP : AFTER_SWEEP + 3]:
         assert set(record["clients"]) <= set(clean)
         assert len(record["clients"]) == min(5, len(clean))
@@ -96,7 +99,7 @@ def test_the_stages_follow_each_other() -> None:
     assert [i for i, same in enumerate(unchanged) if same] == [0, AFTER_SWEEP - 1, before - 1]  # messages about labels
 
 
-def test_a_visit_begins_where_the_last_one_ended() -> None:
+def test_a_training_turn_starts_from_the_model_of_the_one_before() -> None:
     """With one client at a time the model that is sent is the last client's, to rounding."""
     blobs = noisy_blobs()
     found = played(method(), blobs, rounds=3)
@@ -107,14 +110,14 @@ def test_a_visit_begins_where_the_last_one_ended() -> None:
     assert first != second
 
 
-def test_without_mixing_and_pull_a_visit_is_fedavgs_local_work() -> None:
+def test_without_mixing_and_pull_a_training_turn_is_fedavgs_local_work() -> None:
     case = network_bowl()
     inputs, targets = case.federation.train.inputs[:8], case.federation.train.targets[:8]
     batches = draw_batches(8, epochs=3, batch_size=3, generator=seed_for(0))
     task = task_of((inputs, targets), case.problem, batches=batches)
     theta = case.problem.theta0 + 0.1
     settings: dict[str, Any] = {"momentum": 0.5, "weight_decay": 0.01}
-    expected = local_sgd(case.problem, task, theta, **settings)
+    expected = FedAvg(**settings).local_sgd(case.problem, task, theta)
     found = mixed_sgd(case.problem, task, targets, theta, pull=0.0, mixup=0.0, seed=0, **settings)
     assert relative_distance(found, expected) < 1e-13
 
@@ -124,15 +127,15 @@ def test_without_sweeps_it_is_the_finishing_method_to_the_bit(inner: str) -> Non
     case = network_bowl()
     settings: dict[str, Any] = {"lr": 0.05, "epochs": 2, "batch_size": 4}
     alone = run(REGISTRY[inner](**settings), case.problem, case.federation, rounds=4, participation=0.7)
-    combined = method(inner, sweeps=0, momentum=0.0, **settings)
+    combined = fedcorr_with(inner, REGISTRY[inner])(sweeps=0, **settings)
     found = run(combined, case.problem, case.federation, rounds=4, participation=0.7)
     assert torch.equal(found.theta, alone.theta)
     assert without_times(found.history) == without_times(alone.history)
 
 
 @pytest.mark.parametrize("name", NETWORK_METHODS)
-def test_finishing_methods_begin_at_the_model_of_the_sweeps(name: str) -> None:
-    """A fresh server moved to a model is the server of a problem that begins at this model, in every field."""
+def test_finishing_methods_start_from_the_model_of_the_sweeps(name: str) -> None:
+    """A fresh server moved to a model is the server of a problem that starts there, in every field."""
     case = network_bowl()
     algorithm = REGISTRY[name]().prepare(case.problem, 6, 6)
     theta = torch.linspace(-1.0, 1.0, case.problem.n_parameters, dtype=torch.float64)
@@ -150,8 +153,8 @@ def test_every_network_method_can_finish(name: str) -> None:
     algorithm = method(name, **settings, neighbours=5, fine_tuning=1)
     rounds = algorithm.rounds_before_finishing(4) + 2
     result = run(algorithm, blobs.problem, blobs.federation, rounds=rounds, evaluation=Evaluation(every=rounds))
-    assert result.summary["rounds"] >= rounds - 2  # a method may find nothing left to do for everybody
-    assert bool(torch.isfinite(result.theta).all()) or REGISTRY[name].diverges
+    assert result.summary["rounds"] >= rounds - 2  # a method may find nothing left to do for all clients
+    assert bool(torch.isfinite(result.theta).all()) or REGISTRY[name].info.diverges
 
 
 # What it finds, and what it leaves alone.
@@ -162,7 +165,7 @@ def test_noisy_clients_are_found_and_their_labels_corrected(seed: int) -> None:
     blobs = noisy_blobs(12, 60, seed=seed)
     algorithm = method(sweeps=2, fine_tuning=2, epochs=5)
     found = played(algorithm, blobs, rounds=algorithm.rounds_before_finishing(12))
-    assert torch.equal(noisy_clients(found.state.server.suspicion), blobs.truth.levels > 0)
+    assert torch.equal(found.state.server.noise_estimate.is_noisy, blobs.truth.levels > 0)
     now, given, right = labels_now(found, blobs), blobs.federation.train.targets, blobs.truth.targets
     assert (now != right).sum() < 0.2 * (given != right).sum()
     changed = now != given
@@ -172,13 +175,13 @@ def test_noisy_clients_are_found_and_their_labels_corrected(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 2])
 def test_no_noise_in_no_labels_changed(seed: int) -> None:
-    """The stated rate is one label in a hundred: a client may be suspected, and the model sure of its errors."""
+    """The stated rate is one label in a hundred: a client may be taken for noisy, and the model be wrong."""
     blobs = noisy_blobs(12, 60, share=0.0, seed=seed)
     algorithm = method(sweeps=2, epochs=5)
     found = played(algorithm, blobs, rounds=algorithm.rounds_before_finishing(12))
     changed = labels_now(found, blobs) != blobs.federation.train.targets
     assert changed.double().mean() < 0.01
-    if not noisy_clients(found.state.server.suspicion).any():
+    if not found.state.server.noise_estimate.is_noisy.any():
         assert not changed.any()
 
 
@@ -202,8 +205,8 @@ def test_clean_federations_are_rarely_split() -> None:
 
 
 @pytest.mark.parametrize("score", [0.0, -7.0])
-def test_a_client_without_a_score_changes_no_verdict(score: float) -> None:
-    """Too few examples have none (0), and a dimension below zero is a lie: neither is the group of the clean ones."""
+def test_a_client_without_a_score_does_not_change_who_is_noisy(score: float) -> None:
+    """Too few examples have none (0), and no dimension is below zero: neither is the group of the clean ones."""
     rng = np.random.default_rng(0)
     scores = torch.from_numpy(np.concatenate([rng.normal(3.0, 0.1, 29), rng.normal(5.0, 0.3, 20), [score]]))
     is_high = scores > FedCorr().threshold(scores)
@@ -211,7 +214,7 @@ def test_a_client_without_a_score_changes_no_verdict(score: float) -> None:
 
 
 def test_unlike_official_code_a_client_below_the_clean_ones_is_clean() -> None:
-    """The wide Gaussian of the noisy clients claims a value far below the narrow one's."""
+    """A value far below the narrow Gaussian is likelier in the wide one of the noisy clients."""
     rng = np.random.default_rng(0)
     scores = np.concatenate([rng.normal(5.0, 0.05, 40), rng.normal(8.0, 2.0, 30), [2.0]])
     groups = two_groups(scores)
@@ -264,8 +267,8 @@ def test_unlike_paper_a_client_that_was_found_stays_noisy() -> None:
     """Its later scores are of labels that it has corrected; `split = "always"` decides anew, as the paper does."""
     score, threshold = torch.tensor([1.0, 3.0, 1.0]), torch.tensor(2.0)
     before = torch.tensor([False, False, True])
-    assert method().suspected(score, threshold, before).tolist() == [False, True, True]
-    assert method(split="always").suspected(score, threshold, before).tolist() == [False, True, False]
+    assert method().is_noisy(score, threshold, before).tolist() == [False, True, True]
+    assert method(split="always").is_noisy(score, threshold, before).tolist() == [False, True, False]
 
 
 def test_clients_and_server_agree_on_who_is_noisy() -> None:
@@ -273,11 +276,11 @@ def test_clients_and_server_agree_on_who_is_noisy() -> None:
     blobs = noisy_blobs(12, 60)
     algorithm = method(sweeps=3, epochs=3)
     found = played(algorithm, blobs, rounds=1 + 3 * 13)
-    after_each = [noisy_clients(found.servers[13 * (sweep + 1)].suspicion) for sweep in range(3)]
+    after_each = [found.servers[13 * (sweep + 1)].noise_estimate.is_noisy for sweep in range(3)]
     assert after_each[0].any()
     assert all(bool((later | ~earlier).all()) for earlier, later in pairwise(after_each))
     kept = [bool(found.memory(client).is_noisy) for client in range(12)]
-    assert kept == noisy_clients(found.state.server.suspicion).tolist()
+    assert kept == found.state.server.noise_estimate.is_noisy.tolist()
 
 
 @pytest.mark.parametrize("split", [two_groups, two_groups_of_clients])
@@ -289,17 +292,17 @@ def test_values_that_are_all_the_same_make_one_group(split: Callable[..., Groups
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
-def test_a_verdict_looks_at_no_more_labels_than_it_may(share: float) -> None:
+def test_no_more_labels_than_the_share_may_be_relabelled(share: float) -> None:
     rng = np.random.default_rng(0)
     losses = np.concatenate([rng.exponential(0.1, 77), 3.0 + rng.random(46)])
-    level, rows = suspected_rows(losses, share)
+    level, rows = doubtful_labels(losses, share)
     assert len(rows) == int(len(losses) * level * share)
     assert level == pytest.approx(46 / 123, abs=0.05)
     if len(rows):
         assert losses[rows].min() >= np.delete(losses, rows).max()
 
 
-def test_labels_change_only_where_the_model_is_sure() -> None:
+def test_labels_change_only_above_the_confidence() -> None:
     labels = torch.tensor([0, 0, 0, 0, 9])  # the last one is padding
     outputs = torch.tensor([[0.0, 3.0], [0.0, 0.1], [3.0, 0.0], [0.0, 3.0]])
     assert corrected_labels(labels, outputs, 0.9).tolist() == [1, 0, 0, 1, 9]
@@ -308,7 +311,7 @@ def test_labels_change_only_where_the_model_is_sure() -> None:
     assert labels.tolist() == [0, 0, 0, 0, 9]
 
 
-def test_the_pull_is_finite_where_it_begins_and_holds_back_afterwards() -> None:
+def test_the_pull_is_finite_at_the_start_and_holds_back_afterwards() -> None:
     assert unit(torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
     assert unit(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([0.6, 0.8])
     case = network_bowl()
@@ -334,7 +337,7 @@ def test_mixing_is_a_function_of_the_seed() -> None:
     assert not torch.equal(first, other)
 
 
-def test_a_client_that_diverges_changes_nothing_and_is_no_suspect() -> None:
+def test_a_client_that_diverges_changes_nothing_and_has_no_score() -> None:
     blobs = noisy_blobs(4, 12)
     inputs = blobs.federation.train.inputs.clone()
     inputs[blobs.federation.train.starts[2]] = torch.nan
@@ -342,13 +345,13 @@ def test_a_client_that_diverges_changes_nothing_and_is_no_suspect() -> None:
     federation = type(blobs.federation)(train, blobs.federation.test, n_classes=10)
     algorithm = method(fine_tuning=0, neighbours=5)
     found = play(algorithm, blobs.problem, federation, rounds=6)
-    visit = next(i for i, r in enumerate(found.records) if r["clients"] == [2])
-    assert torch.equal(found.thetas[visit], found.thetas[visit + 1])
-    assert float(found.state.server.suspicion.score[2]) == 0.0
+    turn = next(i for i, r in enumerate(found.records) if r["clients"] == [2])
+    assert torch.equal(found.thetas[turn], found.thetas[turn + 1])
+    assert float(found.state.server.noise_estimate.score[2]) == 0.0
     assert bool(torch.isfinite(found.thetas[-1]).all())
 
 
-def test_a_policy_that_wants_several_replies_does_not_stop_the_visits() -> None:
+def test_a_policy_that_wants_several_replies_does_not_stop_the_training_turns() -> None:
     blobs = noisy_blobs(4, 12)
     found = play(method(neighbours=5), blobs.problem, blobs.federation, rounds=6, policy=Policy(min_replies=3))
     assert int(found.state.server.progress.n_sweeps) == 1
@@ -410,7 +413,87 @@ def test_settings_reach_the_finishing_method() -> None:
         method("qffl", q=-1.0)
 
 
+@pytest.mark.parametrize("name", NETWORK_METHODS)
+def test_the_facts_of_the_two_together(name: str) -> None:
+    """Its own messages are looped, the finishing method's as that says; what it asks of replies is the latter's."""
+    kind, inner = fedcorr_with(name, REGISTRY[name]), REGISTRY[name].info
+    assert kind.info.messages == (*OWN_MESSAGES, *inner.messages)
+    assert kind.info.replies == (*OWN_REPLIES, *inner.replies)
+    assert kind.info.looped_messages == (*OWN_MESSAGES, *inner.looped_messages)
+    assert (kind.info.needs, kind.info.personal) == (inner.needs, inner.personal)
+    assert kind.info.problem_kinds == {"network"}
+    assert kind().needs == REGISTRY[name]().needs
+    assert kind().unused() == frozenset({"lr_decay_every"})  # lr_decay is 1; the sweeps use all others
+    assert hyperparameters(kind)[-len(hyperparameters(REGISTRY[name])) :] == hyperparameters(REGISTRY[name])
+
+
+@pytest.mark.parametrize("inner", ["fedavg", "qffl", "mgda", "scaffold"])
+def test_without_sweeps_the_shared_settings_without_effect_are_the_finishing_methods(inner: str) -> None:
+    alone = REGISTRY[inner]()
+    assert fedcorr_with(inner, REGISTRY[inner])(sweeps=0).unused() == alone.unused()  # type: ignore[attr-defined]
+    assert alone.unused() <= set(LOCAL_WORK)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caching(FedAvg):
+    """A method that may cache the gradients of some clients; None leaves the number to it."""
+
+    cached_clients: int | None = None
+
+
+def test_gradients_of_labels_that_are_corrected_later_are_not_cached() -> None:
+    """Unless their number is given, or no labels are corrected."""
+    kind, problem = fedcorr_with("caching", Caching), network_bowl().problem
+
+    def cached(**settings: Any) -> Any:
+        return kind(**settings).prepare(problem, 6, 6).inner.cached_clients  # type: ignore[attr-defined]
+
+    assert cached() == 0
+    assert cached(cached_clients=3) == 3
+    assert cached(sweeps=0) is None
+
+
 # What it refuses.
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"visits": 2},
+        {"pull": 1.0},
+        {"mixup": 0.0},
+        {"neighbours": 7},
+        {"confidence": 0.9},
+        {"relabel_share": 1.0},
+        {"split": "always"},
+        {"fine_tuning": 3},
+        {"clean_level": 0.3},
+    ],
+)
+def test_without_sweeps_settings_of_the_correction_are_refused(changed: dict[str, Any]) -> None:
+    (name,) = changed
+    with pytest.raises(ValueError, match=rf"FedCorr: `{name}` is .* has no effect with sweeps=0, where no labels"):
+        FedCorr(sweeps=0, **changed)
+    assert getattr(FedCorr(sweeps=2, **changed), name) == changed[name]
+
+
+def test_settings_without_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`pull` is 1\.0, but has no effect with sweeps=1, since it is multiplied by"):
+        FedCorr(sweeps=1, pull=1.0)
+    with pytest.raises(ValueError, match=r"`clean_level` is 0\.3, but has no effect with fine_tuning=0"):
+        FedCorr(fine_tuning=0, clean_level=0.3)
+
+
+def test_in_the_first_sweep_no_client_is_pulled() -> None:
+    """Noise levels are 0 until the first relabelling, so that `pull` needs a second sweep."""
+    blobs = noisy_blobs(5, 20, seed=1)
+    weak, strong = (
+        played(method(sweeps=2, pull=pull, epochs=1, neighbours=5), blobs, rounds=1 + 2 * 6).thetas
+        for pull in (0.0, 50.0)
+    )
+    n_first = 1 + 1 + 5 + 1  # the start, setup, turns, relabelling
+    assert all(torch.equal(a, b) for a, b in zip(weak[:n_first], strong[:n_first], strict=True))
+    assert not torch.equal(weak[-1], strong[-1])
 
 
 @dataclass(frozen=True, kw_only=True)

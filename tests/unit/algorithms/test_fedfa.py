@@ -12,6 +12,7 @@ from torch import Tensor
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedfa import FedFa, FedFaServer, FedFaUpdate
 from dqnfed.core.algorithm import Cohort
+from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import named_parameters
 from tests.helpers.baselines import LR, bowls, classes
 from tests.helpers.oracles_fair import FedFaOracle
@@ -23,27 +24,27 @@ def weights_of(algorithm: FedFa, scores: list[float], counts: list[int]) -> Tens
     K = len(scores)
     zero = torch.zeros(K, dtype=torch.float64)
     cohort = Cohort(torch.arange(K), torch.ones(K), K, 0)
-    update = FedFaUpdate(torch.eye(K, dtype=torch.float64), torch.tensor(scores, dtype=torch.float64))
-    server = algorithm.server_step(FedFaServer(zero, zero, torch.tensor(counts)), update, cohort).server
+    replies = Replies(FedFaUpdate(torch.eye(K, dtype=torch.float64), torch.tensor(scores, dtype=torch.float64)))
+    server = algorithm.server_step(FedFaServer(zero, zero, torch.tensor(counts)), replies, cohort).server
     weights: Tensor = server.velocity / (1 - algorithm.server_momentum)
     return weights
 
 
-@pytest.mark.parametrize("lookahead", [None, 0.0, -LR, 0.7])
+@pytest.mark.parametrize(("lookahead", "gamma"), [(None, 0.6), (0.0, 0.5), (-LR, 0.6), (0.7, 0.9)])
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_the_oracle_over_rounds_of_changing_cohorts(lookahead: float | None, seed: int) -> None:
+def test_equals_the_oracle_over_rounds_of_changing_cohorts(lookahead: float | None, gamma: float, seed: int) -> None:
     n_clients, n, rng = 7, 5, np.random.default_rng(seed)
-    algorithm = FedFa(beta=0.3, server_momentum=0.6, lookahead=lookahead, lr=LR)
+    algorithm = FedFa(beta=0.3, server_momentum=gamma, lookahead=lookahead, lr=LR)
     theta = torch.from_numpy(rng.normal(size=n))
     server = FedFaServer(theta, torch.zeros_like(theta), torch.zeros(n_clients, dtype=torch.long))
-    oracle = FedFaOracle(theta.numpy(), 0.3, 0.6, LR if lookahead is None else lookahead, n_clients)
+    oracle = FedFaOracle(theta.numpy(), 0.3, gamma, LR if lookahead is None else lookahead, n_clients)
     for t in range(6):
         clients = sorted(rng.choice(n_clients, size=3, replace=False).tolist())
         deltas, accuracies = rng.normal(size=(3, n)), rng.uniform(5.0, 95.0, size=3)
-        update = FedFaUpdate(torch.from_numpy(deltas), torch.from_numpy(accuracies))
+        replies = Replies(FedFaUpdate(torch.from_numpy(deltas), torch.from_numpy(accuracies)))
         cohort = Cohort(torch.tensor(clients), torch.ones(3), n_clients, t)
         models = oracle.theta - deltas
-        server = algorithm.server_step(server, update, cohort).server
+        server = algorithm.server_step(server, replies, cohort).server
         oracle.step(clients, models, accuracies.tolist())
         np.testing.assert_allclose(server.theta.numpy(), oracle.theta, rtol=0, atol=1e-12)
         assert server.n_rounds.tolist() == oracle.n_rounds
@@ -119,6 +120,21 @@ def test_clients_report_their_training_accuracy_after_the_local_work() -> None:
     oracle = FedFaOracle(problem.theta0.numpy(), 0.5, 0.5, 0.5, 3)
     oracle.step([0, 1, 2], np.stack(models), accuracies)
     np.testing.assert_allclose(played.thetas[-1].numpy(), oracle.theta, rtol=0, atol=1e-12)
+
+
+def test_the_default_lookahead_is_the_local_rate_of_the_round() -> None:
+    """One bowl, one step a round: s = lr (theta - c), and theta loses s + lr v with the decayed lr of that round."""
+    problem, federation, centres = bowls(1, 3, spread=0.0, seed=2)
+    played = play(FedFa(lr=0.4, lr_decay=0.5, server_momentum=0.0), problem, federation, rounds=3)
+    left = 1.0
+    for rate, theta in zip((0.4, 0.2, 0.1), played.thetas[1:], strict=True):
+        left *= 1 - rate * (1 + rate)
+        torch.testing.assert_close(theta, (1 - left) * centres[0], rtol=1e-13, atol=0)
+
+
+def test_without_lookahead_server_momentum_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"FedFa: `server_momentum` is 0.9, but has no effect with lookahead = 0"):
+        FedFa(lookahead=0.0, server_momentum=0.9)
 
 
 @pytest.mark.parametrize(

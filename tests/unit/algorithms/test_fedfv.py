@@ -12,6 +12,7 @@ from torch import Tensor
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedfv import FedFV, FedFVServer, FedFVUpdate, ascending_losses, internal_projection, kept_clients
 from dqnfed.core.algorithm import Cohort, Status
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import GRADIENTS, LOSSES, LR, classes
 from tests.helpers.linear_clients import linear_clients
 from tests.helpers.oracles_fair import FedFVOracle
@@ -30,8 +31,8 @@ def cohort(clients: list[int], n_clients: int, round: int) -> Cohort:
 
 def step_of(algorithm: FedFV, delta: Tensor, losses: list[float]) -> Tensor:
     K, n = delta.shape
-    update = FedFVUpdate(delta, torch.tensor(losses, dtype=torch.float64))
-    return -algorithm.server_step(fresh(n, K), update, cohort(list(range(K)), K, 0)).server.theta
+    replies = Replies(FedFVUpdate(delta, torch.tensor(losses, dtype=torch.float64)))
+    return -algorithm.server_step(fresh(n, K), replies, cohort(list(range(K)), K, 0)).server.theta
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5])
@@ -46,8 +47,8 @@ def test_equals_the_oracle_over_rounds_of_changing_cohorts(alpha: float, tau: in
     for t in range(8):
         clients = sorted(rng.choice(n_clients, size=4, replace=False).tolist())
         deltas, losses = rng.normal(size=(4, n)) + 0.3, rng.uniform(0.1, 3.0, size=4)
-        update = FedFVUpdate(torch.from_numpy(deltas), torch.from_numpy(losses))
-        step = algorithm.server_step(server, update, cohort(clients, n_clients, t))
+        replies = Replies(FedFVUpdate(torch.from_numpy(deltas), torch.from_numpy(losses)))
+        step = algorithm.server_step(server, replies, cohort(clients, n_clients, t))
         server, n_external = step.server, n_external + step.diagnostics["n_external"]
         oracle.step(t, clients, deltas, losses)
         np.testing.assert_allclose(server.theta.numpy(), oracle.theta, rtol=0, atol=1e-12)
@@ -90,8 +91,8 @@ def test_two_clients_are_left_without_conflict(seed: int) -> None:
     assert float(step.norm()) == pytest.approx(float(rows.mean(0).norm()), rel=1e-12)
 
 
-def test_projections_meet_the_original_updates_in_the_order_of_the_losses() -> None:
-    """Client 0 conflicts with both others; what is left of it depends on whom it meets first."""
+def test_projections_use_the_original_updates_in_the_order_of_the_losses() -> None:
+    """Client 0 conflicts with both others; what is left of it depends on which of them is taken first."""
     G = np.array([[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [-1.0, 0.0, 2.0]])
     M, kept = G @ G.T, np.array([False, True, True])
 
@@ -115,39 +116,53 @@ def test_the_share_with_the_largest_losses_is_kept(K: int, alpha: float, n_kept:
 
 
 def test_equal_losses_are_ordered_by_client_even_if_rounding_differs() -> None:
-    losses = torch.tensor([2.0, 1.0 + 1e-15, 1.0, 0.5], dtype=torch.float64)
+    losses = np.array([2.0, 1.0 + 1e-15, 1.0, 0.5])
     assert ascending_losses(losses, torch.tensor([3, 1, 7, 9])).tolist() == [3, 1, 2, 0]
 
 
-def test_absent_clients_are_heeded_for_tau_rounds_only() -> None:
+def one_reply(*delta: float) -> Replies[FedFVUpdate]:
+    return Replies(FedFVUpdate(torch.tensor([delta], dtype=torch.float64), torch.ones(1, dtype=torch.float64)))
+
+
+def test_absent_clients_count_for_tau_rounds_only() -> None:
     """Client 0 sends (1, 0) and vanishes; later clients pull the other way."""
-    first = FedFVUpdate(torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.ones(1, dtype=torch.float64))
-    against = FedFVUpdate(torch.tensor([[-1.0, 1.0]], dtype=torch.float64), torch.ones(1, dtype=torch.float64))
-    for tau, age, heeded in [(1, 1, True), (1, 2, False), (3, 3, True), (3, 4, False), (0, 1, False)]:
+    first, against = one_reply(1.0, 0.0), one_reply(-1.0, 1.0)
+    for tau, age, counts in [(1, 1, True), (1, 2, False), (3, 3, True), (3, 4, False), (0, 1, False)]:
         algorithm = FedFV(tau=tau)
         server = fresh(2, 2 if tau else 0)
         server = algorithm.server_step(server, first, cohort([0], 2, 0)).server._replace(theta=torch.zeros(2).double())
         # before round tau there are not tau rounds to look back on
         step = -algorithm.server_step(server, against, cohort([1], 2, age)).server.theta
-        expected = [0.0, 2**0.5] if heeded else [-1.0, 1.0]
+        expected = [0.0, 2**0.5] if counts else [-1.0, 1.0]
         assert step.tolist() == pytest.approx(expected, abs=1e-14), (tau, age)
 
 
 def test_a_returning_client_is_not_its_own_conflict() -> None:
-    first = FedFVUpdate(torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.ones(1, dtype=torch.float64))
     algorithm = FedFV(tau=1)
-    server = algorithm.server_step(fresh(2, 1), first, cohort([0], 1, 0)).server
-    back = first._replace(delta=-first.delta)
-    after = algorithm.server_step(server, back, cohort([0], 1, 1)).server
+    server = algorithm.server_step(fresh(2, 1), one_reply(1.0, 0.0), cohort([0], 1, 0)).server
+    after = algorithm.server_step(server, one_reply(-1.0, 0.0), cohort([0], 1, 1)).server
     assert torch.equal(after.theta, torch.zeros(2, dtype=torch.float64))
 
 
 def test_if_nothing_is_left_the_model_stays() -> None:
     opposite = torch.tensor([[1.0, 1.0], [-2.0, -2.0]], dtype=torch.float64)
-    update = FedFVUpdate(opposite, torch.ones(2, dtype=torch.float64))
-    step = FedFV(alpha=0.0, tau=0).server_step(fresh(2, 0), update, cohort([0, 1], 2, 0))
+    replies = Replies(FedFVUpdate(opposite, torch.ones(2, dtype=torch.float64)))
+    step = FedFV(alpha=0.0, tau=0).server_step(fresh(2, 0), replies, cohort([0, 1], 2, 0))
     assert step.status is Status.HOLD
     assert not step.server.theta.any()
+
+
+def test_only_the_history_needs_rows() -> None:
+    """Without it products and sums are enough; a server that refuses anything else gives the same step."""
+
+    class NoRows(Replies[FedFVUpdate]):
+        def rows(self, field: str) -> Tensor:
+            raise AssertionError("rows are not needed")
+
+    assert (FedFV().needs, FedFV(tau=0).needs) == ("rows", "gram")
+    update = FedFVUpdate(GRADIENTS, LOSSES)
+    found = FedFV(tau=0).server_step(fresh(4, 0), NoRows(update), cohort([0, 1, 2], 3, 0)).server.theta
+    assert torch.equal(-found, step_of(FedFV(tau=1), GRADIENTS, LOSSES.tolist()))
 
 
 @pytest.mark.parametrize(

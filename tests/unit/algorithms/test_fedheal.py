@@ -11,6 +11,7 @@ from torch import Tensor
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedheal import FedHEAL, FedHEALServer, FedHEALUpdate, elementwise_mean, tensor_lengths
 from dqnfed.core.algorithm import Cohort, ServerStep
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import classes
 from tests.helpers.linear_clients import linear_clients
 from tests.helpers.play import play
@@ -27,7 +28,7 @@ def stepped(
 ) -> ServerStep[FedHEALServer]:
     who = torch.tensor(clients) if clients is not None else torch.arange(len(delta))
     cohort = Cohort(who, torch.ones(len(delta)), len(server.n_rounds), 0)
-    return algorithm.server_step(server, FedHEALUpdate(delta), cohort)
+    return algorithm.server_step(server, Replies(FedHEALUpdate(delta)), cohort)
 
 
 def test_three_known_rounds() -> None:

@@ -11,7 +11,7 @@ from torch import Size, Tensor
 
 from dqnfed.algorithms.fedlf import FedLF, FedLFServer, FedLFUpdate, fair_weights, layer_direction, layer_sizes
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
-from dqnfed.maths.solvers import min_norm_weights
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import LOSSES, bowls, classes
 from tests.helpers.linear_clients import linear_clients
 from tests.helpers.oracles_fair import FedLFOracle, FloatArray
@@ -34,7 +34,8 @@ def stepped(
 ) -> ServerStep[FedLFServer]:
     who = torch.tensor(clients) if clients is not None else torch.arange(len(delta))
     cohort = Cohort(who, torch.ones(len(delta)), len(server.last_round), round)
-    return FedLF().server_step(server, FedLFUpdate(delta, torch.tensor(losses, dtype=torch.float64)), cohort)
+    replies = Replies(FedLFUpdate(delta, torch.tensor(losses, dtype=torch.float64)))
+    return FedLF().server_step(server, replies, cohort)
 
 
 # -- fair weights ------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def test_equals_the_oracle_over_rounds_of_changing_cohorts(seed: int) -> None:
 def test_one_layer_with_equal_losses_and_lengths_is_mgda() -> None:
     delta = agreeing_rows(4, 10, seed=2)
     delta = delta / delta.norm(dim=1, keepdim=True)
-    shortest = torch.from_numpy(min_norm_weights((delta @ delta.T).numpy())) @ delta
+    shortest = torch.from_numpy(enumerated_box_weights((delta @ delta.T).numpy(), np.zeros(4), np.ones(4))) @ delta
     expected = shortest / shortest.norm() * delta.mean(0).norm()
     found = -stepped(fresh([10], 4), delta, [1.3] * 4).server.theta
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
@@ -184,8 +185,8 @@ def test_rounding_is_not_scaled_up_to_a_step(dtype: torch.dtype, seed: int) -> N
     delta = torch.stack([a, b, -0.3 * a - 0.7 * b]).to(dtype)
     server = fresh([30], 3)
     server = server._replace(theta=server.theta.to(dtype), history=server.history.to(dtype))
-    update = FedLFUpdate(delta, torch.ones(3, dtype=dtype))
-    step = FedLF().server_step(server, update, Cohort(torch.arange(3), torch.ones(3), 3, 0))
+    replies = Replies(FedLFUpdate(delta, torch.ones(3, dtype=dtype)))
+    step = FedLF().server_step(server, replies, Cohort(torch.arange(3), torch.ones(3), 3, 0))
     assert float(delta.mean(0).norm()) > 0.1
     assert step.status is Status.HOLD
 
@@ -233,6 +234,14 @@ def test_history_can_be_switched_off() -> None:
     assert all(record["diagnostics"].get("n_past", 0) == 0 for record in played.records)
     kept = play(FedLF(), problem, federation, rounds=5, participation=0.4)
     assert not torch.equal(kept.thetas[-1], played.thetas[-1])
+
+
+def test_layers_that_are_the_same_either_way_are_refused() -> None:
+    problem, _, _ = bowls(3)
+    with pytest.raises(ValueError, match="`layers` is 'module', but has no effect on a model whose modules have one"):
+        FedLF(layers="module").prepare(problem, 3, 3)
+    with_bias, _ = classes(3)
+    assert FedLF(layers="module").prepare(with_bias, 3, 3).init_server(with_bias, 3).sizes.tolist() == [18]
 
 
 def test_no_clients_loss_rises_on_bowls() -> None:

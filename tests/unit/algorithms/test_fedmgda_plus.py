@@ -1,4 +1,4 @@
-"""FedMGDA+: golden weights, the box around the prior, deaf to lengths, and a server step that says how long it is."""
+"""FedMGDA+: golden weights, the box around the prior, updates of any length, and the length of the server's step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedmgda_plus import FedMGDAPlus, FedMGDAPlusServer, FedMGDAPlusUpdate
 from dqnfed.core.algorithm import Status
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import EXAMPLES, GRADIENTS, LR, bowls, classes, cohort_of
 from tests.helpers.linear_clients import linear_clients
 from tests.helpers.play import play
@@ -23,7 +24,7 @@ def direction_of(algorithm: FedMGDAPlus, delta: Tensor, sizes: list[int] | None 
     """Return the step of server rate 1."""
     server = FedMGDAPlusServer(delta.new_zeros(delta.shape[1]))
     cohort = cohort_of(sizes or [1] * len(delta))
-    theta: Tensor = algorithm.server_step(server, FedMGDAPlusUpdate(delta), cohort).server.theta
+    theta: Tensor = algorithm.server_step(server, Replies(FedMGDAPlusUpdate(delta)), cohort).server.theta
     return -theta
 
 
@@ -58,15 +59,15 @@ def test_known_weights_with_a_prior_by_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("eps", "expected"),
+    ("eps", "weighting", "expected"),
     [
-        (0.0, (0.49370662, 0.13883219, 0.27881193, 0.20332320)),
-        (1.0, (0.30412415, 0.20824829, 0.20, 0.19587585)),
+        (0.0, "uniform", (0.49370662, 0.13883219, 0.27881193, 0.20332320)),
+        (1.0, "examples", (0.30412415, 0.20824829, 0.20, 0.19587585)),
     ],
 )
-def test_known_directions(eps: float, expected: tuple[float, ...]) -> None:
+def test_known_directions(eps: float, weighting: str, expected: tuple[float, ...]) -> None:
     problem, federation, _ = linear_clients()
-    algorithm = FedMGDAPlus(eps=eps, weighting="uniform", server_lr=1.0, lr=LR)
+    algorithm = FedMGDAPlus(eps=eps, weighting=weighting, server_lr=1.0, lr=LR)
     theta = play(algorithm, problem, federation, rounds=1).thetas[-1]
     torch.testing.assert_close(-theta, theta.new_tensor(expected), rtol=0, atol=5e-9)
 
@@ -131,11 +132,11 @@ def test_a_client_without_an_update_gets_no_weight() -> None:
     found = direction_of(algorithm, G, [2, 2, 2, 9])
     torch.testing.assert_close(found, direction_of(algorithm, G[:3]), rtol=1e-13, atol=0)
     server = FedMGDAPlusServer(torch.zeros(5, dtype=torch.float64))
-    held = algorithm.server_step(server, FedMGDAPlusUpdate(G[3:]), cohort_of([1]))
+    held = algorithm.server_step(server, Replies(FedMGDAPlusUpdate(G[3:])), cohort_of([1]))
     assert held.status is Status.HOLD
     opposite = torch.tensor([[1.0, 0.0], [-3.0, 0.0]], dtype=torch.float64)
     server = FedMGDAPlusServer(torch.ones(2, dtype=torch.float64))
-    held = algorithm.server_step(server, FedMGDAPlusUpdate(opposite), cohort_of([1, 1]))
+    held = algorithm.server_step(server, Replies(FedMGDAPlusUpdate(opposite)), cohort_of([1, 1]))
     assert held.status is Status.HOLD
     assert torch.equal(held.server.theta, server.theta)
 
@@ -168,6 +169,37 @@ def test_rescaling_gives_the_length_of_fedavg() -> None:
     )
     assert length == pytest.approx(direction, rel=1e-12)  # ||d|| of the unit rows, which is below 1
     torch.testing.assert_close(found / length, plain, rtol=1e-12, atol=0)
+
+
+def test_the_server_rate_scales_the_rescaled_step_too() -> None:
+    (one,), (third,) = (moved(FedMGDAPlus(rescale="mean", server_lr=rate)) for rate in (None, 1 / 3))
+    assert third == pytest.approx(one / 3, rel=1e-14)
+    assert moved(FedMGDAPlus(rescale="mean", server_lr_decay=0.5), 3)[2] == pytest.approx(one / 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("rescale", ["none", "mean"])
+@pytest.mark.parametrize("server_lr", [None, 0.5])
+@pytest.mark.parametrize("work", [{}, {"epochs": 2}, {"batch_size": 4}], ids=["one step", "epochs", "batches"])
+def test_the_local_rate_is_unused_where_it_is_a_factor_that_cancels(
+    rescale: str, server_lr: float | None, work: dict[str, Any]
+) -> None:
+    """Unit updates do not know it after one full-batch step; the server's step may."""
+    problem, federation = classes(4)
+    one, other = (FedMGDAPlus(rescale=rescale, server_lr=server_lr, lr_decay=0.9, **work, lr=lr) for lr in (0.1, 0.3))
+    mine, theirs = (play(algorithm, problem, federation, rounds=3).thetas[-1] for algorithm in (one, other))
+    is_unused = "lr" in one.unused()
+    assert is_unused == (rescale == "none" and server_lr is not None and work == {})
+    assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-14) == is_unused
+    assert ({"lr_decay", "lr_decay_every"} <= one.unused()) == is_unused
+
+
+def test_the_prior_is_refused_where_it_is_not_used() -> None:
+    with pytest.raises(ValueError, match="FedMGDAPlus: `weighting` is 'uniform', but has no effect with eps = 1"):
+        FedMGDAPlus(eps=1.0, weighting="uniform")
+    (examples,), (uniform,) = (
+        moved(FedMGDAPlus(eps=1.0, rescale="mean", weighting=weighting)) for weighting in ("examples", "uniform")
+    )
+    assert examples != pytest.approx(uniform, rel=1e-3)  # the lengths of two different means
 
 
 def test_the_losses_fall_on_bowls_and_on_classes() -> None:

@@ -8,7 +8,7 @@ from dqnfed.algorithms.distributed_newton import DistributedNewton
 from dqnfed.algorithms.fednew import FedNew, FedNewMemory, FedNewUpdate, Fresh
 from dqnfed.algorithms.q_fednew import QFedNew
 from dqnfed.core.problem import Task
-from tests.helpers.convex import gradients, hessians, least_squares, logistic, played
+from tests.helpers.convex import SumsOnly, gradients, hessians, least_squares, logistic, played
 
 
 def test_duals_sum_to_zero() -> None:
@@ -51,6 +51,12 @@ def test_rounds_follow_the_admm_recursion() -> None:
         torch.testing.assert_close(run.thetas[t + 1], theta, rtol=1e-9, atol=1e-10)
 
 
+def test_the_server_needs_sums_alone() -> None:
+    convex = logistic()
+    found = played(FedNew(), convex, 3, replies=SumsOnly).thetas[-1]
+    torch.testing.assert_close(found, played(FedNew(), convex, 3).thetas[-1], rtol=0, atol=0)
+
+
 def test_one_client_has_no_dual() -> None:
     convex = logistic(n_clients=1)
     run = played(FedNew(), convex, 5)
@@ -78,7 +84,7 @@ def test_fixed_point_is_the_optimum_with_duals_equal_to_gradients() -> None:
 
 
 @pytest.mark.parametrize(("refresh", "renewals"), [(1, 6), (3, 2), (0, 1)])
-def test_hessians_are_renewed_as_often_as_told(refresh: int, renewals: int) -> None:
+def test_hessians_are_renewed_as_often_as_set(refresh: int, renewals: int) -> None:
     algorithm = FedNew(refresh=refresh)
     run = played(algorithm, logistic(), 6)
     kinds = [type(algorithm.send(server)).__name__ for server in run.servers[:6]]

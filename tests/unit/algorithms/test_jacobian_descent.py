@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dqnfed.algorithms import OPTIONAL, REGISTRY
 from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate
-from dqnfed.algorithms.jacobian_descent import JD_METHODS, JacobianDescent, JDCAGrad, JDDualProj, JDUPGrad
+from dqnfed.algorithms.jacobian_descent import JD_METHODS, JacobianDescent, JDAlignedMTL, JDCAGrad, JDDualProj, JDUPGrad
+from dqnfed.core.replies import Replies
 from dqnfed.experiments.experiment import method_named
 from tests.helpers.baselines import GRADIENTS, bowl_problem, bowls, cohort_of
 from tests.helpers.play import play
@@ -25,7 +26,7 @@ needs_cvxpy = pytest.mark.skipif(find_spec("cvxpy") is None, reason="CAGrad need
 
 def step_of(algorithm: JacobianDescent, rows: Tensor) -> Tensor:
     before = FedAvgServer(torch.zeros_like(rows[0]))
-    return -algorithm.server_step(before, FedAvgUpdate(rows), cohort_of((1,) * len(rows))).server.theta
+    return -algorithm.server_step(before, Replies(FedAvgUpdate(rows)), cohort_of((1,) * len(rows))).server.theta
 
 
 def projection_on_dual_cone(v: Tensor, rows: Tensor) -> Tensor:
@@ -54,12 +55,29 @@ def test_upgrad_and_dualproj_are_projections(seed: int) -> None:
 
 
 @needs_torchjd
+@pytest.mark.parametrize("seed", range(3))
+def test_aligned_mtl_gives_all_singular_values_the_smallest_one(seed: int) -> None:
+    rows = gaussian_rows(4, 6, seed=seed)
+    left, values, right = torch.linalg.svd(rows, full_matrices=False)
+    aligned = values[-1] * left @ right
+    torch.testing.assert_close(step_of(JDAlignedMTL(), rows), aligned.mean(0), rtol=1e-8, atol=1e-10)
+
+
+@needs_torchjd
+@pytest.mark.parametrize("name", sorted(set(JD_METHODS) - {"jd-cagrad"}))
+def test_the_server_rate_scales_the_step(name: str) -> None:
+    one, third = (step_of(JD_METHODS[name](server_lr=rate), GRADIENTS) for rate in (1.0, 1 / 3))
+    torch.testing.assert_close(third, one / 3, rtol=1e-14, atol=0)
+
+
+@needs_torchjd
 @needs_cvxpy
 def test_cagrad_stays_in_its_ball_and_helps_the_worst() -> None:
     mean = GRADIENTS.mean(0)
     step = step_of(JDCAGrad(c=0.4), GRADIENTS)
     assert float((step - mean).norm()) <= 0.4 * float(mean.norm()) * (1 + 1e-6)
     assert float((GRADIENTS @ step).min()) > float((GRADIENTS @ mean).min())
+    torch.testing.assert_close(step_of(JDCAGrad(c=0.0), GRADIENTS), mean, rtol=1e-6, atol=1e-8)
 
 
 @needs_torchjd
@@ -67,7 +85,6 @@ def test_cagrad_stays_in_its_ball_and_helps_the_worst() -> None:
 def test_the_step_scales_with_the_updates(name: str) -> None:
     """Small updates (a small lr) must not fall below a solver's absolute tolerance."""
     algorithm = JD_METHODS[name]()
-    assert isinstance(algorithm, JacobianDescent)
     small = step_of(algorithm, 1e-6 * GRADIENTS)
     torch.testing.assert_close(1e6 * small, step_of(algorithm, GRADIENTS), rtol=1e-9, atol=1e-12)
 

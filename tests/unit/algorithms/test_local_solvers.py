@@ -2,30 +2,41 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.algorithms.disco import DiSCO
 from dqnfed.algorithms.distributed_newton import DistributedNewton, DistributedNewtonUpdate
-from dqnfed.algorithms.fedns import FedNS, FedNSUpdate
-from dqnfed.algorithms.giant import GIANT
+from dqnfed.algorithms.fedns import FedNS, FedNSServer, FedNSUpdate
+from dqnfed.algorithms.giant import GIANT, Along, Losses
 from dqnfed.algorithms.local_newton import LocalNewton
 from dqnfed.algorithms.newton import Newton
 from dqnfed.algorithms.shed import SHED, is_renewal
-from dqnfed.core.algorithm import Cohort
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort, Empty
 from dqnfed.core.curvature import hessian_root
-from dqnfed.experiments.convex_problems import client_losses, weighted_minimiser
-from dqnfed.maths.conjugate_gradient import cg_solution
+from dqnfed.core.problem import Task
+from dqnfed.core.replies import Replies
+from dqnfed.core.tensors import n_rows, row
 from tests.helpers.convex import (
+    SumsOnly,
     gradients,
     hessians,
     identical_logistic,
     least_squares,
     logistic,
+    losses,
     newton_step,
+    numpy_clients,
     played,
 )
+from tests.helpers.numpy_clients import giant_iterates
+
+
+def rows_of(tasks: Task) -> list[Task]:
+    return [row(tasks, k) for k in range(n_rows(tasks))]
 
 
 @pytest.mark.parametrize("algorithm", [DistributedNewton(), LocalNewton(line_search=False)])
@@ -63,19 +74,80 @@ def test_giant_goes_down_and_is_as_near_newton_as_the_inverses_are() -> None:
     assert float(p @ g) > 0
     worst = max(float(torch.linalg.matrix_norm(one - inverse, 2)) for one in inverses)
     assert float((p - inverse @ g).norm()) <= worst * float(g.norm())
-    losses = [client_losses(convex.problem, convex.federation, t).mean() for t in played(GIANT(), convex, 8).thetas]
-    assert all(after <= before + 1e-14 for before, after in pairwise(losses))
+    found = [float(losses(convex, t).mean()) for t in played(GIANT(), convex, 8).thetas]
+    assert all(after <= before + 1e-14 for before, after in pairwise(found))
+
+
+@pytest.mark.parametrize("sufficient", [0.1, 0.8])
+def test_giant_follows_its_numpy_twin_in_every_model_and_every_length(sufficient: float) -> None:
+    convex = logistic(n_each=8)  # few examples: the clients' Hessians differ, and the whole step is often too long
+    run = played(GIANT(sufficient=sufficient), convex, 8)
+    twin, lengths = giant_iterates(numpy_clients(convex), 8, sufficient=sufficient)
+    assert min(lengths) < 1.0
+    assert [record["diagnostics"]["length"] for record in run.records] == lengths
+    for found, expected in zip(run.thetas, twin, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_giants_clients_send_their_losses_at_the_lengths_of_which_the_server_takes_the_longest_good_one() -> None:
+    """Lengths 1, 1/4, ..., 4^-9 in this order, on both sides."""
+    convex = logistic()
+    theta, step = convex.problem.theta0, gradients(convex, convex.problem.theta0).mean(0)
+    algorithm, clients = GIANT(), numpy_clients(convex)
+    for client, task in zip(clients, rows_of(convex.tasks), strict=True):
+        found = algorithm.client_step(convex.problem, task, Along(theta, step), Empty(theta[:0]))[0]
+        assert isinstance(found, Losses)
+        expected = [client.loss((theta - length * step).numpy()) for length in 0.25 ** np.arange(10)]
+        np.testing.assert_allclose(found.losses.numpy(), expected, rtol=1e-13)
+    server = algorithm.init_server(convex.problem, 4)._replace(
+        gradient=step, step=step, loss=theta.new_tensor(1.0), phase=torch.tensor(2)
+    )
+    cohort = Cohort(torch.arange(2), torch.ones(2), 4, 0)
+    for good in range(10):
+        means = torch.full((10,), torch.inf, dtype=torch.float64)
+        means[good:] = -100.0
+        reply = Losses(torch.stack([means - 1.0, means + 1.0]))
+        chosen = algorithm.server_step(server, Replies(reply), cohort)
+        assert chosen.diagnostics["length"] == 4.0**-good
+        torch.testing.assert_close(chosen.server.theta, theta - 4.0**-good * step, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [GIANT(), GIANT(cg_steps=3), DistributedNewton(), LocalNewton(), DiSCO()],
+    ids=lambda a: type(a).__name__,
+)
+def test_the_server_needs_sums_alone(algorithm: AnyAlgorithm) -> None:
+    convex = logistic()
+    assert algorithm.needs == "sum"
+    found = played(algorithm, convex, 3, replies=SumsOnly).thetas[-1]
+    torch.testing.assert_close(found, played(algorithm, convex, 3).thetas[-1], rtol=0, atol=0)
 
 
 def test_trimming_removes_the_longest_steps() -> None:
     steps = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1e6, 1e6], [-1.0, 1.0]], dtype=torch.float64)
     cohort = Cohort(torch.arange(4), torch.ones(4), 4, 0)
     server = DistributedNewton().init_server(logistic(n_features=2).problem, 4)
-    update = DistributedNewtonUpdate(steps)
-    whole = DistributedNewton(trim=0.0).server_step(server, update, cohort).server.theta
+    replies = Replies(DistributedNewtonUpdate(steps))
+    whole = DistributedNewton(trim=0.0).server_step(server, replies, cohort).server.theta
     torch.testing.assert_close(whole, -steps.mean(0))
-    robust = DistributedNewton(trim=0.25).server_step(server, update, cohort).server.theta
+    robust = DistributedNewton(trim=0.25).server_step(server, replies, cohort).server.theta
     torch.testing.assert_close(robust, -steps[[0, 1, 3]].mean(0))
+    most = DistributedNewton(trim=0.49, server_lr=0.5).server_step(server, replies, cohort).server.theta
+    torch.testing.assert_close(most, -0.5 * steps[[0, 1, 3]].mean(0))  # 1.96 clients are one
+
+
+def test_settings_without_effect_are_refused() -> None:
+    problem = logistic().problem
+    with pytest.raises(ValueError, match=r"`trim` is 0.2, but has no effect with 4 clients a round"):
+        DistributedNewton(trim=0.2).prepare(problem, 8, 4)
+    assert DistributedNewton(trim=0.25).prepare(problem, 8, 4).needs == "gram"
+    with pytest.raises(ValueError, match=r"`sufficient` is 0.2, but has no effect with `line_search = False`"):
+        LocalNewton(line_search=False, sufficient=0.2)
+    with pytest.raises(ValueError, match="`rest` is 'middle', but has no effect with all 6 eigenpairs"):
+        SHED(pairs=6, rest="middle").prepare(problem, 4, 4)
+    with pytest.raises(ValueError, match="`sketch` is 'rademacher', but has no effect with `rows = 0`"):
+        FedNS(rows=0, sketch="rademacher")
 
 
 def test_distributed_newton_stalls_away_from_the_optimum() -> None:
@@ -83,8 +155,7 @@ def test_distributed_newton_stalls_away_from_the_optimum() -> None:
     theta = played(DistributedNewton(), convex, 30).thetas[-1]
     own_steps = torch.linalg.solve(hessians(convex, theta), gradients(convex, theta))
     assert float(own_steps.mean(0).norm()) <= 1e-10  # its fixed point: the clients' own steps cancel
-    gap = float(client_losses(convex.problem, convex.federation, theta).mean()) - convex.best_loss
-    assert gap > 1e-4
+    assert float(losses(convex, theta).mean()) - convex.best_loss > 1e-4
 
 
 def test_local_newton_of_one_unit_step_is_distributed_newton() -> None:
@@ -102,11 +173,8 @@ def test_local_newton_steps_on_identical_clients_are_central_newton_steps() -> N
 def test_many_local_newton_steps_average_the_local_minimisers() -> None:
     convex = logistic()
     found = played(LocalNewton(local_steps=12), convex, 1).thetas[1]
-    minimisers = [
-        weighted_minimiser(convex.problem, convex.federation, convex.problem.theta0, weights)
-        for weights in torch.eye(4, dtype=torch.float64)
-    ]
-    torch.testing.assert_close(found, torch.stack(minimisers).mean(0), rtol=1e-6, atol=1e-7)
+    expected = np.mean([client.minimiser() for client in numpy_clients(convex)], axis=0)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_the_bias_of_local_newton_grows_with_its_local_steps() -> None:
@@ -114,7 +182,7 @@ def test_the_bias_of_local_newton_grows_with_its_local_steps() -> None:
     gaps = []
     for steps in (1, 2, 4):
         theta = played(LocalNewton(local_steps=steps), convex, 30).thetas[-1]
-        gaps.append(float(client_losses(convex.problem, convex.federation, theta).mean()) - convex.best_loss)
+        gaps.append(float(losses(convex, theta).mean()) - convex.best_loss)
     assert gaps[0] < gaps[1] < gaps[2]
 
 
@@ -182,11 +250,15 @@ def test_fedns_with_the_whole_root_is_newton_and_without_rows_a_gradient_step() 
     algorithm = FedNS(damping=convex.problem.ridge)
     server, theta = algorithm.init_server(convex.problem, 4), convex.problem.theta0
     roots = vmap(lambda task: hessian_root(convex.problem, task, theta))(convex.tasks)
-    losses = client_losses(convex.problem, convex.federation, theta)
     cohort = Cohort(torch.arange(4), torch.ones(4), 4, 0)
-    whole = algorithm.server_step(server, FedNSUpdate(gradients(convex, theta), losses, roots), cohort).server
+
+    def after(roots: Tensor) -> FedNSServer:
+        update = FedNSUpdate(gradients(convex, theta), losses(convex, theta), roots)
+        return algorithm.server_step(server, Replies(update), cohort).server
+
+    whole = after(roots)
     torch.testing.assert_close(whole.search.step, newton_step(convex, theta), rtol=1e-10, atol=1e-11)
-    none = algorithm.server_step(server, FedNSUpdate(gradients(convex, theta), losses, roots[:, :0]), cohort).server
+    none = after(roots[:, :0])
     torch.testing.assert_close(none.search.step, gradients(convex, theta).mean(0) / convex.problem.ridge)
     run = played(FedNS(rows=0), convex, 1)
     moved = run.thetas[0] - run.thetas[1]
@@ -199,8 +271,10 @@ def test_one_client_makes_giant_newton_by_conjugate_gradients() -> None:
     start = convex.problem.theta0
     run = played(GIANT(cg_steps=3), convex, 1)
     H, g = hessians(convex, start)[0], gradients(convex, start)[0]
-    step = run.records[0]["diagnostics"]["length"] * cg_solution(lambda v: H @ v, g, n_iterations=3)
-    torch.testing.assert_close(run.thetas[1], start - step, rtol=1e-10, atol=1e-12)
+    V = torch.linalg.qr(torch.stack([g, H @ g, H @ H @ g], dim=1)).Q
+    best = V @ torch.linalg.solve(V.T @ H @ V, V.T @ g)  # what three conjugate gradients reach in the Krylov space
+    step = run.records[0]["diagnostics"]["length"] * best
+    torch.testing.assert_close(run.thetas[1], start - step, rtol=1e-9, atol=1e-11)
 
 
 def test_fedns_draws_a_fresh_sketch_each_round_and_counts_it() -> None:

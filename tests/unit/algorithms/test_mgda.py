@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.mgda import MGDA, MGDAServer, MGDAUpdate
 from dqnfed.core.algorithm import Status
+from dqnfed.core.replies import Replies
 from dqnfed.maths.solvers import min_norm_weights
 from tests.helpers.baselines import GRADIENTS, LR, bowls, cohort_of
 from tests.helpers.linear_clients import linear_clients
@@ -21,7 +22,7 @@ from tests.helpers.rows import agreeing_rows, gaussian_rows
 def direction_of(delta: Tensor) -> tuple[Tensor, Status]:
     """Return what theta loses and the status of the step."""
     server = MGDAServer(delta.new_zeros(delta.shape[1]))
-    step = MGDA().server_step(server, MGDAUpdate(delta), cohort_of([1] * len(delta)))
+    step = MGDA().server_step(server, Replies(MGDAUpdate(delta)), cohort_of([1] * len(delta)))
     return -step.server.theta, step.status
 
 
@@ -33,6 +34,13 @@ def test_known_step() -> None:
     assert float(d @ d) == pytest.approx(1.31168831, abs=5e-9)
     rates = GRADIENTS @ d
     torch.testing.assert_close(rates, d.new_tensor((1.31168831, 1.31168831, 2.24025974)), rtol=0, atol=5e-9)
+
+
+def test_the_server_rate_scales_the_step() -> None:
+    problem, federation, _ = linear_clients()
+    one = play(MGDA(), problem, federation, rounds=1).thetas[-1]
+    third = play(MGDA(server_lr=1 / 3), problem, federation, rounds=1).thetas[-1]
+    torch.testing.assert_close(third, one / 3, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize(("K", "n"), [(2, 3), (5, 40), (20, 10), (50, 200)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.nn.functional import cross_entropy
 
 from dqnfed import Evaluation, Federation, Problem, run
 from dqnfed.algorithms import REGISTRY
@@ -17,12 +20,12 @@ from dqnfed.algorithms.fednl_diag import FedNLDiag
 from dqnfed.algorithms.fednl_head import FedNLHead
 from dqnfed.algorithms.fedns_ggn import FedNSGGN
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.curvature import client_gradient, gauss_newton_product
-from dqnfed.core.problem import Task
+from dqnfed.core.replies import Replies
 from dqnfed.core.seeds import numpy_seed_for
+from dqnfed.core.tensors import row
 from dqnfed.maths.symmetric import unpacked
-from dqnfed.sim.feed import Feed
 from tests.helpers.bowls import Case, federation_of, labelled_clients
+from tests.helpers.convex import SumsOnly
 from tests.helpers.turns import Turn, played_turns
 
 NETWORK_FORMS = ("fednl-diag", "fednl-head", "fednew-cg", "fedns-ggn")
@@ -40,35 +43,86 @@ def network_case(n_clients: int = 5) -> Case:
     return Case(Problem.from_module(module), federation_of(labelled_clients(n_clients, 4)))
 
 
-def all_tasks(case: Case) -> Task:
-    everyone = torch.arange(case.federation.n_clients)
-    return Feed(case.federation, case.problem, REGISTRY["fedavg"](), 0).tasks(everyone, 0)
+def client_examples(case: Case) -> list[tuple[Tensor, Tensor]]:
+    """Return every client's inputs and labels."""
+    train = case.federation.train
+    return [(train.inputs[start:end], train.targets[start:end]) for start, end in pairwise(train.starts.tolist())]
 
 
 def gauss_newton_matrices(case: Case, theta: Tensor) -> Tensor:
-    """Return every client's Gauss-Newton matrix [K, n, n], column by column."""
-    tasks = Feed(case.federation, case.problem, REGISTRY["fedavg"](), 0).tasks(
-        torch.arange(case.federation.n_clients), 0
-    )
-    eye = torch.eye(len(theta), dtype=theta.dtype)
-    product = vmap(lambda task: vmap(lambda v: gauss_newton_product(case.problem, task, theta, v))(eye))
-    found: Tensor = product(tasks)
-    return found
+    """Return every client's Gauss-Newton matrix [K, n, n]: the mean of J'(diag p - pp')J over its examples."""
+    found = []
+    for inputs, _ in client_examples(case):
+        J: Any = torch.autograd.functional.jacobian(lambda t, x=inputs: case.problem.predict(t, x), theta)  # [N, C, n]
+        p = case.problem.predict(theta, inputs).softmax(1)
+        bend = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        found.append(torch.einsum("nai,nab,nbj->ij", J, bend, J) / len(inputs))
+    return torch.stack(found)
 
 
 def mean_gradient(case: Case, theta: Tensor) -> Tensor:
-    tasks = Feed(case.federation, case.problem, REGISTRY["fedavg"](), 0).tasks(
-        torch.arange(case.federation.n_clients), 0
-    )
-    found: Tensor = vmap(lambda task: client_gradient(case.problem, task, theta))(tasks)
-    return found.mean(0)
+    """Return the gradient of the mean of the clients' cross-entropies."""
+    at = theta.clone().requires_grad_()
+    losses = [cross_entropy(case.problem.predict(at, inputs), labels) for inputs, labels in client_examples(case)]
+    found: Tensor = torch.autograd.grad(torch.stack(losses).mean(), at)[0]
+    return found
 
 
-def turns_of(algorithm: AnyAlgorithm, case: Case, rounds: int = 1, cohort_size: int | None = None) -> list[Turn]:
-    return played_turns(algorithm, case, rounds=rounds, cohort_size=cohort_size or case.federation.n_clients)
+def turns_of(
+    algorithm: AnyAlgorithm,
+    case: Case,
+    rounds: int = 1,
+    cohort_size: int | None = None,
+    replies: Callable[[Any], Replies[Any]] = Replies,
+) -> list[Turn]:
+    size = cohort_size or case.federation.n_clients
+    return played_turns(algorithm, case, rounds=rounds, cohort_size=size, replies=replies)
 
 
-def test_diag_learns_the_diagonal_and_the_server_knows_the_mean_of_those_seen() -> None:
+def test_diag_server_and_clients_make_the_same_of_every_message() -> None:
+    """A NumPy twin of both sides, fed with the messages alone: a share of the clients, few coordinates, alpha below 1.
+
+    Every estimate is what was sent so far: once its base, and alpha times every value at its place; the server's total
+    is their sum, and its step is the mean gradient over their mean, the mean error and mu.
+    """
+    case = network_case()
+    algorithm = FedNLDiag(keep=0.2, alpha=0.6, mu=0.05, max_step=1e6)
+    turns = [turn for turn in turns_of(algorithm, case, rounds=6, cohort_size=3) if hasattr(turn.updates, "gradient")]
+    estimates: dict[int, NDArray[np.float64]] = {}
+    for turn in turns:
+        sent = {name: field.numpy() for name, field in turn.updates._asdict().items()}
+        for k, client in enumerate(turn.cohort.clients.tolist()):
+            assert (sent["base"][k] != 0) == (client not in estimates)
+            estimate = estimates.get(client, np.zeros(43)) + sent["base"][k]
+            assert len(set(sent["places"][k].tolist())) == 9  # a fifth of 43, none twice
+            estimate[sent["places"][k]] += 0.6 * sent["values"][k]
+            estimates[client] = estimate
+            np.testing.assert_allclose(turn.memory_after.estimate[k].numpy(), estimate, rtol=1e-12, atol=1e-14)
+        server = turn.step.server
+        np.testing.assert_allclose(server.total.numpy(), sum(estimates.values()), rtol=1e-12, atol=1e-14)
+        assert set(server.is_known.nonzero().flatten().tolist()) == set(estimates)
+        mean = np.mean(list(estimates.values()), axis=0)
+        curvature = np.maximum(mean, 0.0) + sent["error"].mean() + 0.05
+        expected = sent["gradient"].mean(0) / curvature
+        np.testing.assert_allclose(server.search.step.numpy(), expected, rtol=1e-10, atol=1e-13)
+    assert len(estimates) > 3  # some came late, some more than once
+    assert len(turns) * 3 > len(estimates)
+
+
+def test_diag_sends_the_largest_differences() -> None:
+    case = network_case()
+    everything, few = FedNLDiag(keep=1.0, alpha=1.0), FedNLDiag(keep=0.2, alpha=1.0)
+    whole, part = (turns_of(algorithm, case)[0] for algorithm in (everything, few))
+    for k in range(5):
+        base = float(part.updates.base[k])
+        differences = whole.memory_after.estimate[k] - base  # with everything sent, the estimate is the diagonal
+        largest = differences.abs().argsort(descending=True)[:9]
+        assert set(part.updates.places[k].tolist()) == set(largest.tolist())
+        torch.testing.assert_close(part.updates.values[k], differences[part.updates.places[k].long()])
+        assert float(part.updates.error[k]) == pytest.approx(float(differences.abs().mean()), rel=1e-12)
+
+
+def test_diag_learns_the_diagonal_and_the_server_knows_the_mean_of_those_that_took_part() -> None:
     case = network_case()
     algorithm = FedNLDiag(probes=400, keep=1.0, alpha=1.0)
     turns = turns_of(algorithm, case, rounds=3, cohort_size=3)
@@ -101,7 +155,7 @@ def test_diag_counts_values_indices_and_scalars() -> None:
     algorithm = FedNLDiag(keep=0.25)
     update = turns_of(algorithm, case)[0].updates
     k = algorithm.n_kept(n)
-    assert algorithm.uplink_bits(update) == 64 * (n + 3 + k) + 6 * k
+    assert algorithm.uplink_bits(row(update, 0)) == 64 * (n + 3 + k) + 6 * k
 
 
 def test_head_with_all_eigenpairs_is_a_regularised_newton_step() -> None:
@@ -137,6 +191,18 @@ def test_head_leaves_the_body_to_fedavg() -> None:
     torch.testing.assert_close(turn.step.server.theta[body], expected, rtol=1e-10, atol=1e-12)
 
 
+def test_head_refuses_a_server_lr_where_there_is_no_body() -> None:
+    case = softmax_case()
+    with pytest.raises(ValueError, match=r"`server_lr` is 0.5, but has no effect on a model that has no layers before"):
+        FedNLHead(server_lr=0.5).prepare(case.problem, 5, 5)
+    body = slice(0, 4 * 5 + 5)
+    case = network_case()
+    start = case.problem.theta0[body]
+    halved, whole = (turns_of(FedNLHead(server_lr=lr), case)[0].step.server.theta[body] for lr in (0.5, 1.0))
+    assert float((whole - start).norm()) > 1e-3
+    torch.testing.assert_close(halved - start, 0.5 * (whole - start), rtol=1e-10, atol=1e-14)
+
+
 def test_fednew_cg_with_enough_products_is_an_admm_pass() -> None:
     case = softmax_case()
     theta, n = case.problem.theta0, case.problem.n_parameters
@@ -156,6 +222,14 @@ def test_fednew_cg_moves_duals_with_the_step_of_their_own_round() -> None:
     torch.testing.assert_close(agreed.memory_after.dual, expected)
     later = turns_of(FedNewCG(dual_decay=0.0), case, rounds=2)
     assert all(float(turn.memory_after.dual.abs().max()) == 0.0 for turn in later)
+
+
+def test_fednew_cg_needs_sums_alone() -> None:
+    case = softmax_case()
+    assert FedNewCG().needs == "sum"
+    turns = turns_of(FedNewCG(), case, rounds=2, replies=SumsOnly)
+    expected = turns_of(FedNewCG(), case, rounds=2)[-1].step.server.theta
+    torch.testing.assert_close(turns[-1].step.server.theta, expected, rtol=0, atol=0)
 
 
 def test_fednew_cg_takes_shorter_steps_with_small_cohorts() -> None:
@@ -180,7 +254,7 @@ def test_fedns_ggn_with_many_rows_is_a_damped_newton_step() -> None:
 def test_fedns_ggn_counts_every_row() -> None:
     case = softmax_case()
     algorithm, n = FedNSGGN(rows=3), case.problem.n_parameters
-    assert algorithm.uplink_bits(turns_of(algorithm, case)[0].updates) == 64 * (4 * n + 1)
+    assert algorithm.uplink_bits(row(turns_of(algorithm, case)[0].updates, 0)) == 64 * (4 * n + 1)
 
 
 @pytest.mark.parametrize("name", ["fednl-diag", "fednew-cg", "fedns-ggn"])

@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 
+import pytest
 import torch
 
 from dqnfed.algorithms.newton import Newton
-from tests.helpers.convex import gradients, hessians, least_squares, logistic, newton_step, played
+from tests.helpers.convex import SumsOnly, gradients, hessians, least_squares, logistic, newton_step, played
 
 
 def test_every_step_is_newtons() -> None:
@@ -13,6 +14,13 @@ def test_every_step_is_newtons() -> None:
     thetas = played(Newton(), convex, 4).thetas
     for before, after in pairwise(thetas):
         torch.testing.assert_close(after, before - newton_step(convex, before), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("renew", ["every-round", "once"])
+def test_the_server_needs_sums_alone(renew: str) -> None:
+    convex = logistic()
+    found = played(Newton(renew=renew), convex, 3, replies=SumsOnly).thetas[-1]
+    torch.testing.assert_close(found, played(Newton(renew=renew), convex, 3).thetas[-1], rtol=0, atol=0)
 
 
 def test_a_quadratic_takes_one_round() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.qffl import QFFL, QFFLServer, QFFLUpdate
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import EXAMPLES, GRADIENTS, LOSSES, LR, bowls, classes, cohort_of
 from tests.helpers.linear_clients import linear_clients
 from tests.helpers.play import play
@@ -21,7 +22,7 @@ def step_of(algorithm: QFFL, delta: Tensor, losses: Tensor, *, round: int = 0) -
     """Return what theta loses, for clients of equal size."""
     server = QFFLServer(delta.new_zeros(delta.shape[1]))
     cohort = cohort_of([1] * len(delta), round=round)
-    return -algorithm.server_step(server, QFFLUpdate(delta, losses), cohort).server.theta
+    return -algorithm.server_step(server, Replies(QFFLUpdate(delta, losses)), cohort).server.theta
 
 
 @pytest.mark.parametrize(
@@ -62,9 +63,9 @@ def test_equals_the_formula_of_the_paper(q: float, seed: int) -> None:
     p, L = sizes.double() / sizes.sum(), 1 / LR
     D = (p * losses**q) @ g
     h = p @ (q * losses ** (q - 1) * g.square().sum(1) + L * losses**q)
-    update = QFFLUpdate(LR * g, losses)
+    replies = Replies(QFFLUpdate(LR * g, losses))
     cohort = cohort_of(sizes.tolist())
-    found = QFFL(q=q, lr=LR).server_step(QFFLServer(torch.zeros(7, dtype=torch.float64)), update, cohort)
+    found = QFFL(q=q, lr=LR).server_step(QFFLServer(torch.zeros(7, dtype=torch.float64)), replies, cohort)
     torch.testing.assert_close(found.server.theta, -D / h, rtol=1e-13, atol=1e-15)
 
 
@@ -126,6 +127,15 @@ def test_a_client_at_zero_loss_neither_breaks_nor_stops_the_others(q: float) -> 
     step = step_of(QFFL(q=q), delta, torch.tensor([0.0, 1.0], dtype=torch.float64))
     assert bool(torch.isfinite(step).all())
     assert float(step @ delta[1]) > 0
+
+
+def test_losses_below_the_floor_count_as_the_floor() -> None:
+    low, raised = (torch.tensor([loss, 2.0, 0.5], dtype=torch.float64) for loss in (0.1, 0.4))
+    found = step_of(QFFL(q=2.0, floor=0.4), GRADIENTS, low)
+    assert torch.equal(found, step_of(QFFL(q=2.0), GRADIENTS, raised))
+    assert not torch.allclose(found, step_of(QFFL(q=2.0), GRADIENTS, low))
+    with pytest.raises(ValueError, match=r"QFFL: `floor` is 0.4, but has no effect with q = 0"):
+        QFFL(q=0.0, floor=0.4)
 
 
 def test_the_curvature_bound_follows_the_learning_rate_of_the_round() -> None:

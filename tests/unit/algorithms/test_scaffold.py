@@ -8,9 +8,17 @@ import pytest
 import torch
 
 from dqnfed.algorithms.fedavg import FedAvg
-from dqnfed.algorithms.scaffold import Scaffold, ScaffoldMemory, ScaffoldSent, n_local_steps
+from dqnfed.algorithms.scaffold import (
+    Scaffold,
+    ScaffoldMemory,
+    ScaffoldSent,
+    ScaffoldServer,
+    ScaffoldUpdate,
+    n_local_steps,
+)
 from dqnfed.core.federation import Examples, Federation
-from tests.helpers.baselines import bowl_problem, bowls, classes, task_of
+from dqnfed.core.replies import Replies
+from tests.helpers.baselines import GRADIENTS, bowl_problem, bowls, classes, cohort_of, task_of
 from tests.helpers.play import play
 
 
@@ -25,22 +33,49 @@ def test_the_server_keeps_the_mean_of_all_clients_variates(participation: float)
     torch.testing.assert_close(played.state.server.control, total / 5, rtol=1e-12, atol=1e-14)
 
 
-def test_option_two_is_the_mean_gradient_along_the_way() -> None:
-    """c_k^+ telescopes to the average of the uncorrected gradients at the local iterates, replayed by hand."""
+@pytest.mark.parametrize(
+    ("weighting", "shares"), [("uniform", (1 / 3, 1 / 3, 1 / 3)), ("examples", (0.1, 0.3, 0.6))], ids=str
+)
+def test_known_server_step(weighting: str, shares: tuple[float, ...]) -> None:
+    """Three of twelve clients: theta loses half of their mean update, c gains a quarter of their mean change."""
+    theta, control = torch.ones(4, dtype=torch.float64), torch.full((4,), 2.0, dtype=torch.float64)
+    replies = Replies(ScaffoldUpdate(GRADIENTS, GRADIENTS.flip(1)))
+    algorithm = Scaffold(server_lr=0.5, weighting=weighting)
+    found = algorithm.server_step(ScaffoldServer(theta, control), replies, cohort_of(n_clients=12)).server
+    mean = sum(share * row for share, row in zip(shares, GRADIENTS, strict=True))
+    assert isinstance(mean, torch.Tensor)
+    torch.testing.assert_close(found.theta, theta - 0.5 * mean, rtol=1e-14, atol=0)
+    torch.testing.assert_close(found.control, control + 0.25 * mean.flip(0), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_option_two_is_the_mean_gradient_along_the_way(decay: float) -> None:
+    """c_k^+ telescopes to the average of the uncorrected gradients at the local iterates, replayed by hand.
+
+    Weight decay is a part of the client's loss, and so of its gradients.
+    """
     problem, federation, _ = bowls(1, sizes=[6])
     targets = federation.train.targets
     c = torch.tensor([0.3, -0.1, 0.2], dtype=torch.float64)
     mine = torch.tensor([-0.5, 0.4, 0.1], dtype=torch.float64)
     theta = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
     task = task_of(targets, lr=0.2, steps=5)
-    update, memory = Scaffold(lr=0.2, epochs=5).client_step(problem, task, ScaffoldSent(theta, c), ScaffoldMemory(mine))
+    algorithm = Scaffold(lr=0.2, epochs=5, weight_decay=decay)
+    update, memory = algorithm.client_step(problem, task, ScaffoldSent(theta, c), ScaffoldMemory(mine))
     v, gradients = theta, []
     for _ in range(5):
-        gradients.append(v - targets.mean(0))
+        gradients.append(v - targets.mean(0) + decay * v)
         v = v - 0.2 * (gradients[-1] + c - mine)
     torch.testing.assert_close(theta - update.delta, v, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(memory.control, torch.stack(gradients).mean(0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(update.control_change, memory.control - mine, rtol=1e-12, atol=1e-12)
+
+
+def test_after_one_full_batch_step_a_variate_is_the_clients_gradient_whatever_the_rate() -> None:
+    problem, federation, centres = bowls(3)
+    played = play(Scaffold(lr=0.2, lr_decay=0.5), problem, federation, rounds=3)
+    for k in range(3):
+        torch.testing.assert_close(played.memory(k).control, played.thetas[2] - centres[k], rtol=1e-12, atol=1e-13)
 
 
 def test_steps_without_examples_are_not_counted() -> None:

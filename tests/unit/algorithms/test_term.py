@@ -12,7 +12,9 @@ from torch.func import grad
 
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.term import TERM, TERMServer, TERMUpdate, tilted_mean, tilted_problem, tilted_weights
+from dqnfed.core.algorithm import Empty, Theta
 from dqnfed.core.problem import Task
+from dqnfed.core.replies import Replies
 from tests.helpers.baselines import LOSSES, LR, bowls, classes, cohort_of, task_of
 from tests.helpers.linear_clients import linear_clients
 from tests.helpers.play import play
@@ -24,8 +26,8 @@ def weights_of(algorithm: TERM, losses: Tensor, server: TERMServer | None = None
     """Return the weights that the server gives to clients of equal size: with unit updates the step is the weights."""
     server = server or algorithm.init_server(linear_clients().problem, len(losses))
     server = server._replace(theta=torch.zeros(len(losses), dtype=torch.float64))
-    update = TERMUpdate(torch.eye(len(losses), dtype=torch.float64), losses)
-    after = algorithm.server_step(server, update, cohort_of([1] * len(losses))).server
+    replies = Replies(TERMUpdate(torch.eye(len(losses), dtype=torch.float64), losses))
+    after = algorithm.server_step(server, replies, cohort_of([1] * len(losses))).server
     return -after.theta, after
 
 
@@ -206,13 +208,30 @@ def test_the_tilted_mean_lies_between_mean_and_maximum_and_grows_with_the_tilt()
     assert 1.99 < found[-1] <= 2.0
 
 
-def test_the_inner_tilt_trains_and_reports_the_tilted_loss() -> None:
+@pytest.mark.parametrize("tau", [0.0, 1.5])
+def test_clients_report_the_tilted_loss_at_the_model_that_was_sent(tau: float) -> None:
+    problem, federation, _ = bowls(1, 3, sizes=[6])
+    targets, theta = federation.train.targets, torch.full((3,), 0.2, dtype=torch.float64)
+    update, _ = TERM(tau=tau).client_step(problem, task_of(targets), Theta(theta), Empty(theta.new_zeros(0)))
+    losses = ((theta - targets).square().sum(1) / 2).numpy()
+    expected = np.log(np.mean(np.exp(tau * losses))) / tau if tau else losses.mean()
+    assert float(update.loss) == pytest.approx(float(expected), rel=1e-13)
+
+
+def test_the_inner_tilt_changes_the_training_and_a_tiny_one_hardly() -> None:
     problem, federation = classes(4)
     tilted = play(TERM(tau=1.0, batch_size=5, epochs=2), problem, federation, rounds=2, participation=0.5)
     plain = play(TERM(tau=0.0, batch_size=5, epochs=2), problem, federation, rounds=2, participation=0.5)
     assert not torch.equal(tilted.thetas[-1], plain.thetas[-1])
     barely = play(TERM(tau=1e-7, batch_size=5, epochs=2), problem, federation, rounds=2, participation=0.5)
     torch.testing.assert_close(barely.thetas[-1], plain.thetas[-1], rtol=1e-5, atol=1e-6)
+
+
+def test_settings_without_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match=r'TERM: `rho` is 0.3, but has no effect with normaliser = "cohort"'):
+        TERM(rho=0.3)
+    with pytest.raises(ValueError, match="TERM: `normaliser` is 'running', but has no effect with t = 0"):
+        TERM(t=0.0, normaliser="running")
 
 
 @pytest.mark.parametrize(

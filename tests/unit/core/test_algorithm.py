@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from dqnfed import FedAvg
-from dqnfed.core.algorithm import Algorithm, Theta, check_choice, check_range, hyperparameters, message_bits
+from dqnfed import FedAvg, Scaffold
+from dqnfed.core.algorithm import (
+    LOCAL_WORK,
+    Theta,
+    check_choice,
+    check_range,
+    check_used,
+    default_of,
+    hyperparameters,
+    message_bits,
+)
 from tests.helpers.bowls import network_bowl
 
 
@@ -30,9 +40,9 @@ def test_messages_are_as_large_as_their_tensors() -> None:
     assert message_bits(message) == 8 * (10 * 4 + 3 * 8 + 2 * 8)
 
 
-def test_one_client_sends_its_share_of_the_stacked_answers() -> None:
-    stacked = Mixed(torch.zeros(4, 10), torch.zeros(4, 3, dtype=torch.long), Theta(torch.zeros(4, 2)))
-    assert FedAvg().uplink_bits(stacked) == 8 * (10 * 4 + 3 * 8 + 2 * 4)  # type: ignore[arg-type]
+def test_by_default_a_reply_is_as_large_as_its_tensors() -> None:
+    reply = Mixed(torch.zeros(10), torch.zeros(3, dtype=torch.long), Theta(torch.zeros(2)))
+    assert FedAvg().uplink_bits(reply) == 8 * (10 * 4 + 3 * 8 + 2 * 4)  # type: ignore[arg-type]
 
 
 def test_by_default_clients_see_theta_and_keep_nothing() -> None:
@@ -44,8 +54,8 @@ def test_by_default_clients_see_theta_and_keep_nothing() -> None:
     assert torch.equal(sent.theta, problem.theta0)
     assert server.theta.data_ptr() != problem.theta0.data_ptr()
     assert algorithm.passes(sent) == 3.0
-    assert torch.equal(algorithm.cohort(server, 0, torch.tensor([1, 4]), 6), torch.tensor([1, 4]))
-    assert algorithm.evaluated(server, Theta(problem.theta0)).keys() == {"global"}  # type: ignore[arg-type]
+    assert torch.equal(algorithm.select(server, 0, torch.tensor([1, 4]), 6), torch.tensor([1, 4]))
+    assert algorithm.models(server, Theta(problem.theta0)).keys() == {"global"}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -82,4 +92,37 @@ def test_values_inside_their_range_pass() -> None:
 
 def test_a_methods_own_hyperparameters_leave_out_the_shared_ones() -> None:
     assert hyperparameters(FedAvg) == ["server_lr", "weighting"]
-    assert not set(hyperparameters(FedAvg())) & set(Algorithm.__dataclass_fields__)
+    assert not set(hyperparameters(FedAvg())) & set(LOCAL_WORK)
+
+
+@dataclass(frozen=True)
+class Settings:
+    mode: str = "a"
+    decay: float = 0.9
+    sizes: list[int] = field(default_factory=lambda: [1, 2])
+
+
+def test_a_setting_without_effect_is_refused_only_if_it_was_changed() -> None:
+    check_used(Settings(decay=0.5), "decay", used=True, why="with mode='a'")
+    check_used(Settings(), "decay", used=False, why="with mode='a'")
+    check_used(Settings(), "sizes", used=False, why="here")
+    with pytest.raises(ValueError, match=r"Settings: `decay` is 0\.5, but has no effect with mode='a'; leave it out"):
+        check_used(Settings(decay=0.5), "decay", used=False, why="with mode='a'")
+
+
+def test_defaults_are_found_on_classes_and_instances() -> None:
+    assert default_of(Settings(mode="b"), "mode") == "a"
+    assert default_of(Settings, "sizes") == [1, 2]
+    assert default_of(FedAvg(lr=7.0), "lr") == 0.1
+
+
+def test_what_a_server_asks_for_is_the_first_word_of_its_declared_needs() -> None:
+    assert FedAvg.info.needs == ("sum",)
+    assert FedAvg().needs == "sum"
+
+
+def test_shared_settings_without_effect_are_named() -> None:
+    """A rate that never decays has no period; SCAFFOLD refuses momentum, so that it has no effect there."""
+    assert FedAvg().unused() == {"lr_decay_every"}
+    assert FedAvg(lr_decay=0.9).unused() == set()
+    assert Scaffold().unused() == {"lr_decay_every", "momentum"}

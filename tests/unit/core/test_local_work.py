@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +12,13 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dqnfed import FedAvg
-from dqnfed.core.graphed_sgd import Pull
-from dqnfed.core.local_work import draw_batches, local_sgd
+from dqnfed.accel.kernels import FastKernels
+from dqnfed.core.kernels import PLAIN, Kernels, Pull
+from dqnfed.core.local_work import draw_batches
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import seed_for
 from dqnfed.core.tensors import module_theta, row
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.bowls import (
     federation_of,
     labelled_clients,
@@ -25,6 +28,14 @@ from tests.helpers.bowls import (
     small_network,
     task_of,
 )
+
+EVERY_KERNEL = pytest.mark.parametrize("kernels", [PLAIN, FastKernels()], ids=["plain", "fast"])
+
+
+def local_sgd(problem: Problem, task: Task, theta: Tensor, kernels: Kernels, **settings: Any) -> Tensor:
+    """Return what these kernels make of the task."""
+    given = {"momentum": 0.0, "weight_decay": 0.0, "pull": None, "correction": None, **settings}
+    return kernels.sgd(replace(problem, kernels=kernels), task, theta, **given)
 
 
 def optimised(problem: Problem, theta: Tensor, task: Task, *, momentum: float, weight_decay: float) -> Tensor:
@@ -41,29 +52,31 @@ def optimised(problem: Problem, theta: Tensor, task: Task, *, momentum: float, w
     return module_theta(module)
 
 
+@EVERY_KERNEL
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 8, 100])
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
-def test_equals_torch_optim_sgd(batch_size: int | None, momentum: float, weight_decay: float) -> None:
+def test_equals_torch_optim_sgd(batch_size: int | None, momentum: float, weight_decay: float, kernels: Kernels) -> None:
     problem = Problem.from_module(small_network(4, 3, 3))
     theta = normal(problem.n_parameters, seed=7)
     client = labelled_clients(1, 4)[0]
     batches = draw_batches(len(client[0]), epochs=3, batch_size=batch_size, generator=seed_for(0))
     task = task_of(client, problem, batches=batches, lr=0.2)
-    found = local_sgd(problem, task, theta, momentum=momentum, weight_decay=weight_decay)
+    found = local_sgd(problem, task, theta, kernels, momentum=momentum, weight_decay=weight_decay)
     expected = optimised(problem, theta, task, momentum=momentum, weight_decay=weight_decay)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+@EVERY_KERNEL
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_a_padded_cohort_equals_its_clients_alone(batch_size: int | None) -> None:
-    """The largest client has five times the smallest one's examples and batches; none must notice."""
+def test_a_padded_cohort_equals_its_clients_alone(batch_size: int | None, kernels: Kernels) -> None:
+    """The largest client has five times the smallest one's examples and batches; padding has no effect."""
     problem, _, _ = network_bowl()
     clients = [(x[:n], y[:n]) for (x, y), n in zip(labelled_clients(3, 4), (2, 8, 10), strict=True)]
     theta = normal(problem.n_parameters, seed=7)
 
     algorithm = FedAvg(lr=0.3, epochs=2, batch_size=batch_size)
-    tasks = Feed(federation_of(clients), problem, algorithm, 0).tasks(torch.arange(3), 0)
-    found = vmap(lambda task: local_sgd(problem, task, theta, momentum=0.5, weight_decay=0.01))(tasks)
+    tasks = TaskBuilder(federation_of(clients), problem, algorithm, 0).stacked(torch.arange(3), 0)
+    found = vmap(lambda task: local_sgd(problem, task, theta, kernels, momentum=0.5, weight_decay=0.01))(tasks)
     for k, (inputs, targets) in enumerate(clients):
         batches = row(tasks, k).batches
         alone = task_of((inputs, targets), problem, batches=batches, lr=0.3)
@@ -71,28 +84,45 @@ def test_a_padded_cohort_equals_its_clients_alone(batch_size: int | None) -> Non
         torch.testing.assert_close(found[k], expected, rtol=1e-12, atol=1e-13)
 
 
-def test_a_client_without_batches_stands_still() -> None:
+@EVERY_KERNEL
+def test_a_client_without_batches_stands_still(kernels: Kernels) -> None:
     problem, _, _ = network_bowl()
     task = task_of(labelled_clients(1, 4)[0], problem, batches=torch.full((4, 3), -1))
     theta = normal(problem.n_parameters, seed=7)
-    found = local_sgd(problem, task, theta, momentum=0.9, weight_decay=0.1, correction=torch.ones_like(theta))
+    found = local_sgd(problem, task, theta, kernels, momentum=0.9, weight_decay=0.1, correction=torch.ones_like(theta))
     assert torch.equal(found, theta)
 
 
-def test_a_pull_is_felt_in_every_step() -> None:
+@EVERY_KERNEL
+def test_a_pull_is_part_of_every_step(kernels: Kernels) -> None:
     """With a slope of theta - anchor, and with its implicit form, on a loss that is flat."""
     problem = Problem.from_module(linear_model(4, 3))
     inputs, targets = labelled_clients(1, 4)[0]
     task = task_of((torch.zeros_like(inputs), targets), problem, batches=torch.zeros(3, 0, dtype=torch.long), lr=0.5)
     theta, anchor = normal(problem.n_parameters, seed=7), normal(problem.n_parameters, seed=8)
-    explicit = local_sgd(problem, task, theta, pull=Pull(anchor, 1.0))
+    explicit = local_sgd(problem, task, theta, kernels, pull=Pull(anchor, 1.0))
     torch.testing.assert_close(explicit, anchor + 0.5**3 * (theta - anchor), rtol=1e-13, atol=1e-14)
-    implicit = local_sgd(problem, task, theta, pull=Pull(anchor, 1.0, implicit=True))
+    implicit = local_sgd(problem, task, theta, kernels, pull=Pull(anchor, 1.0, implicit=True))
     torch.testing.assert_close(implicit, anchor + (theta - anchor) / 1.5**3, rtol=1e-13, atol=1e-14)
 
 
+def test_a_method_passes_all_its_settings_on() -> None:
+    """Momentum, weight decay, pull and correction reach the kernels; batches and the learning rate are the task's."""
+    problem, _, _ = network_bowl()
+    client = labelled_clients(1, 4)[0]
+    batches = draw_batches(len(client[0]), epochs=2, batch_size=3, generator=seed_for(0))
+    task, theta = task_of(client, problem, batches=batches, lr=0.2), normal(problem.n_parameters, seed=7)
+    forces = {"pull": Pull(normal(len(theta), seed=8), 0.5), "correction": normal(len(theta), seed=9)}
+    method = FedAvg(lr=123.0, momentum=0.9, weight_decay=0.1)
+    found = method.local_sgd(problem, task, theta, **forces)  # type: ignore[arg-type]
+    settings = {"momentum": 0.9, "weight_decay": 0.1, **forces}
+    assert torch.equal(found, local_sgd(problem, task, theta, PLAIN, **settings))
+    for name, other in (("momentum", 0.0), ("weight_decay", 0.0), ("pull", None), ("correction", None)):
+        assert not torch.equal(found, local_sgd(problem, task, theta, PLAIN, **{**settings, name: other})), name
+
+
 @pytest.mark.parametrize(("n", "batch_size"), [(1, 1), (7, 3), (6, 3), (5, 8)])
-def test_every_epoch_visits_every_example_once(n: int, batch_size: int) -> None:
+def test_every_epoch_has_every_example_once(n: int, batch_size: int) -> None:
     batches = draw_batches(n, epochs=4, batch_size=batch_size, generator=seed_for(0))
     per_epoch = -(-n // batch_size)
     assert batches.shape == (4 * per_epoch, batch_size)

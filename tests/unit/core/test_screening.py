@@ -1,8 +1,9 @@
-"""Bad answers: dropped, clipped, and written down, before any method sees them."""
+"""Bad replies: dropped, clipped, and written down, before any method sees them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dqnfed import DQNFed, FedAvg
-from dqnfed.core.screening import Policy, guarded, screen, screened_updates
-
-SCALES = ("delta", "change")
+from dqnfed.core.algorithm import Info
+from dqnfed.core.replies import Replies
+from dqnfed.core.screening import Policy, screen, screened_replies, with_policy_bounds
 
 
 class Update(NamedTuple):
@@ -22,84 +23,88 @@ class Update(NamedTuple):
     step: Tensor  # [] an integer
 
 
-def updates(norms: list[float], dtype: torch.dtype = torch.float64) -> Update:
-    """Return answers whose deltas have the given norms, in directions of their own."""
+INFO = Info(server=Update, replies=(Update,), clip_fields=("delta", "change"))
+
+
+def replies(norms: list[float], dtype: torch.dtype = torch.float64, **changes: Tensor) -> Replies[Update]:
+    """Return replies whose deltas have the given norms, in directions of their own."""
     K = len(norms)
     delta = torch.diag(torch.tensor(norms, dtype=dtype))
-    return Update(delta, torch.tensor(norms, dtype=dtype), torch.ones(K, dtype=dtype), torch.arange(K))
+    made = Update(delta, torch.tensor(norms, dtype=dtype), torch.ones(K, dtype=dtype), torch.arange(K))
+    return Replies(made._replace(**changes))
 
 
-def test_good_answers_pass_untouched() -> None:
-    given = updates([1.0, 2.0, 9.9, 0.01])
-    found = screen(given, Policy(), SCALES)
+def test_good_replies_pass_untouched() -> None:
+    given = replies([1.0, 2.0, 9.9, 0.01])
+    found = screen(given, Policy(), INFO)
     assert found.kept.tolist() == [0, 1, 2, 3]
     assert found.factors.tolist() == [1.0] * 4
     assert found.dropped == []
-    assert screened_updates(given, found, SCALES) is given
+    assert screened_replies(given, found, INFO) is given
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("field", ["delta", "change", "loss"])
-def test_an_answer_that_is_not_finite_anywhere_is_dropped(bad: float, field: str) -> None:
-    given = updates([1.0, 2.0, 3.0])
-    getattr(given, field)[1] = bad
-    found = screen(given, Policy(), SCALES)
+def test_a_reply_that_is_not_finite_anywhere_is_dropped(bad: float, field: str) -> None:
+    given = replies([1.0, 2.0, 3.0])
+    getattr(given.updates, field)[1] = bad
+    found = screen(given, Policy(), INFO)
     assert found.kept.tolist() == [0, 2]
     assert found.dropped == [(1, "update is not finite")]
-    kept = screened_updates(given, found, SCALES)
-    assert torch.equal(kept.delta, given.delta[[0, 2]])
+    kept = screened_replies(given, found, INFO).updates
+    assert torch.equal(kept.delta, given.updates.delta[[0, 2]])
     assert kept.step.tolist() == [0, 2]
 
 
 def test_fields_may_be_empty_and_of_several_precisions() -> None:
-    given = updates([1.0, 2.0, 100.0], torch.float32)
-    given = given._replace(change=torch.zeros(3, 0), loss=torch.tensor([1.0, 1e300, math.nan], dtype=torch.float64))
-    found = screen(given, Policy(), SCALES)
+    losses = torch.tensor([1.0, 1e300, math.nan], dtype=torch.float64)
+    given = replies([1.0, 2.0, 100.0], torch.float32, change=torch.zeros(3, 0), loss=losses)
+    found = screen(given, Policy(), INFO)
     assert found.kept.tolist() == [0, 1]  # a loss that single precision could not hold is a number
     assert found.dropped == [(2, "update is not finite")]
-    assert screened_updates(given, found, SCALES).change.shape == (2, 0)
+    assert screened_replies(given, found, INFO).updates.change.shape == (2, 0)
 
 
-def test_unknown_values_of_optional_fields_are_no_fault() -> None:
-    given = updates([1.0, 2.0])
-    given.loss[0] = torch.nan
-    assert screen(given, Policy(), SCALES, optional=("loss",)).dropped == []
+def test_nan_in_fields_that_may_be_nan_are_no_fault() -> None:
+    given = replies([1.0, 2.0])
+    given.updates.loss[0] = torch.nan
+    assert screen(given, Policy(), replace(INFO, nan_ok_fields=("loss",))).dropped == []
 
 
-def test_an_answer_of_zero_norm_is_dropped() -> None:
-    found = screen(updates([1.0, 0.0, 3.0]), Policy(), SCALES)
+def test_a_reply_of_zero_norm_is_dropped() -> None:
+    found = screen(replies([1.0, 0.0, 3.0]), Policy(), INFO)
     assert found.kept.tolist() == [0, 2]
     assert found.dropped == [(1, "update has zero norm")]
 
 
-def test_a_long_answer_is_clipped_to_ten_medians_in_every_scaled_field() -> None:
-    given = updates([1.0, 2.0, 3.0, 4.0, 500.0])
-    found = screen(given, Policy(), SCALES)
-    kept = screened_updates(given, found, SCALES)
+def test_a_long_reply_is_clipped_to_ten_medians_in_every_clipped_field() -> None:
+    given = replies([1.0, 2.0, 3.0, 4.0, 500.0])
+    found = screen(given, Policy(), INFO)
+    kept = screened_replies(given, found, INFO).updates
     assert found.dropped == []
     norms = torch.linalg.vector_norm(kept.delta, dim=1)
     torch.testing.assert_close(norms, torch.tensor([1.0, 2.0, 3.0, 4.0, 30.0], dtype=torch.float64))
     assert kept.change[4] == pytest.approx(30.0)
-    assert torch.equal(kept.loss, given.loss)
-    assert torch.equal(kept.step, given.step)
-    assert given.delta[4, 4] == 500.0  # the answer itself is left alone
+    assert torch.equal(kept.loss, given.updates.loss)
+    assert torch.equal(kept.step, given.updates.step)
+    assert given.updates.delta[4, 4] == 500.0  # the reply itself is left alone
 
 
-def test_the_median_is_of_usable_answers_only() -> None:
+def test_the_median_is_of_usable_replies_only() -> None:
     """With the zeros counted, the median of 0, 0, 0, 1, 2, 25 would be 0.5 and 25 would be clipped to 5, not 20."""
-    found = screen(updates([0.0, 0.0, 0.0, 1.0, 2.0, 25.0]), Policy(), SCALES)
+    found = screen(replies([0.0, 0.0, 0.0, 1.0, 2.0, 25.0]), Policy(), INFO)
     assert found.kept.tolist() == [3, 4, 5]
     assert found.factors.tolist() == [1.0, 1.0, 20.0 / 25.0]
 
 
 def test_the_limit_is_a_policy() -> None:
-    given = updates([1.0, 2.0, 3.0, 500.0])
-    assert screen(given, Policy(max_update_norm=math.inf), SCALES).factors.tolist() == [1.0] * 4
-    assert screen(given, Policy(max_update_norm=2.0), SCALES).factors.tolist() == [1.0, 1.0, 1.0, 5.0 / 500.0]
+    given = replies([1.0, 2.0, 3.0, 500.0])
+    assert screen(given, Policy(max_update_norm=math.inf), INFO).factors.tolist() == [1.0] * 4
+    assert screen(given, Policy(max_update_norm=2.0), INFO).factors.tolist() == [1.0, 1.0, 1.0, 5.0 / 500.0]
 
 
-def test_methods_without_scales_are_neither_clipped_nor_dropped_for_zero() -> None:
-    found = screen(updates([0.0, 1.0, 1e9]), Policy(), ())
+def test_methods_without_clip_fields_are_neither_clipped_nor_dropped_for_zero() -> None:
+    found = screen(replies([0.0, 1.0, 1e9]), Policy(), replace(INFO, clip_fields=()))
     assert found.kept.tolist() == [0, 1, 2]
     assert found.factors.tolist() == [1.0] * 3
 
@@ -108,32 +113,32 @@ def test_another_phase_without_the_measured_field_passes() -> None:
     class Losses(NamedTuple):
         losses: Tensor
 
-    found = screen(Losses(torch.tensor([[0.0, 0.0], [1.0, 2.0]])), Policy(), SCALES)
+    found = screen(Replies(Losses(torch.tensor([[0.0, 0.0], [1.0, 2.0]]))), Policy(), INFO)
     assert found.kept.tolist() == [0, 1]
 
 
 def test_nobody_may_be_left() -> None:
-    given = updates([0.0, 1.0])
-    given.delta[1] = torch.nan
-    found = screen(given, Policy(), SCALES)
+    given = replies([0.0, 1.0])
+    given.updates.delta[1] = torch.nan
+    found = screen(given, Policy(), INFO)
     assert found.kept.tolist() == []
     assert sorted(k for k, _ in found.dropped) == [0, 1]
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e30), (torch.float64, 1e200)])
 def test_lengths_whose_squares_are_no_numbers_are_measured_all_the_same(dtype: torch.dtype, size: float) -> None:
-    """The squares of 1e-30 and 1e30 are 0 and infinite in float32, yet both answers are numbers that can be scaled."""
-    tiny = screen(updates([1 / size, 2 / size, 3 / size, 90 / size], dtype), Policy(), SCALES)
+    """The squares of 1e-30 and 1e30 are 0 and infinite in float32, yet both replies are numbers that can be scaled."""
+    tiny = screen(replies([1 / size, 2 / size, 3 / size, 90 / size], dtype), Policy(), INFO)
     assert tiny.kept.tolist() == [0, 1, 2, 3]
     assert tiny.factors[3] == pytest.approx(25 / 90, rel=1e-6)
-    given = updates([1.0, 2.0, 3.0, size], dtype)
-    found = screen(given, Policy(), SCALES)
+    given = replies([1.0, 2.0, 3.0, size], dtype)
+    found = screen(given, Policy(), INFO)
     assert found.factors[3] == pytest.approx(25.0 / size, rel=1e-6)
-    assert screened_updates(given, found, SCALES).delta[3, 3] == pytest.approx(25.0, rel=1e-6)
+    assert screened_replies(given, found, INFO).updates.delta[3, 3] == pytest.approx(25.0, rel=1e-6)
 
 
-def test_a_zero_answer_beside_tiny_ones_is_zero() -> None:
-    assert screen(updates([1e-30, 0.0, 1e-30], torch.float32), Policy(), SCALES).kept.tolist() == [0, 2]
+def test_a_zero_reply_beside_tiny_ones_is_zero() -> None:
+    assert screen(replies([1e-30, 0.0, 1e-30], torch.float32), Policy(), INFO).kept.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +155,9 @@ def test_bad_policies_are_refused(settings: dict[str, object], message: str) -> 
 
 
 def test_the_policys_rate_bounds_replace_the_methods_where_it_has_any() -> None:
-    assert guarded(DQNFed(), Policy(rate_bounds=5.0)) == DQNFed(rate_bounds=5.0)
-    assert guarded(DQNFed(rate_bounds=7.0), Policy()) == DQNFed(rate_bounds=7.0)
-    assert guarded(FedAvg(), Policy(rate_bounds=5.0)) == FedAvg()
+    assert with_policy_bounds(DQNFed(), Policy(rate_bounds=5.0)) == DQNFed(rate_bounds=5.0)
+    assert with_policy_bounds(DQNFed(rate_bounds=7.0), Policy()) == DQNFed(rate_bounds=7.0)
+    assert with_policy_bounds(FedAvg(), Policy(rate_bounds=5.0)) == FedAvg()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_policies_that_mean_nothing_are_refused(settings: dict[str, Any], name: 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e19), (torch.float64, 1e200)])
 def test_updates_that_cannot_be_squared_are_dropped(dtype: torch.dtype, size: float) -> None:
     """Most of the cohort diverges, so there is no ordinary length to clip to; a Gramian of these would be infinite."""
-    found = screen(updates([size, 2 * size, 1.0], dtype), Policy(), SCALES)
+    found = screen(replies([size, 2 * size, 1.0], dtype), Policy(), INFO)
     assert found.kept.tolist() == [2]
     assert [why for _, why in found.dropped] == ["update is too long to be squared"] * 2
-    assert screen(updates([1e30, 1.0, 2.0], torch.float32), Policy(), SCALES).kept.tolist() == [0, 1, 2]  # one liar
+    assert screen(replies([1e30, 1.0, 2.0], torch.float32), Policy(), INFO).kept.tolist() == [0, 1, 2]  # one liar

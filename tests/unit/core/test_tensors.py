@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from dqnfed.core.tensors import (
-    Landing,
     all_finite,
     concatenated,
     from_named_tensors,
@@ -19,12 +18,10 @@ from dqnfed.core.tensors import (
     n_rows,
     named_parameters,
     named_tensors,
-    numbers_on_host,
     row,
     stack,
     tensors,
 )
-from dqnfed.maths.transfer import sent_to
 
 
 class Inner(NamedTuple):
@@ -92,37 +89,3 @@ def test_a_tensor_is_finite_when_all_its_numbers_are(width: int) -> None:
     rows[4] = 1e38  # whose squares, and with them the norm, are too large for float32
     assert [all_finite(row) for row in rows] == [True, False, False, False, True, True]
     assert all_finite(rows[0, :0])
-
-
-def test_numbers_that_are_on_the_host_stay_as_they_are() -> None:
-    record = Inner(torch.arange(3.0), torch.ones(3, 2))
-    assert numbers_on_host(record) is record
-
-
-def test_what_is_sent_to_the_host_arrives() -> None:
-    assert Landing().sent(torch.arange(3))().tolist() == [0, 1, 2]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_what_has_arrived_on_the_host_is_not_written_over_by_the_next() -> None:
-    sent, landing = torch.zeros(5, device="cuda"), Landing()
-    arrived = []
-    for k in range(20):
-        there = landing.sent(sent.fill_(k))
-        sent.fill_(-1.0)  # the copy was taken before
-        arrived.append(there())
-    assert [values.tolist() for values in arrived] == [[float(k)] * 5 for k in range(20)]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool, torch.bfloat16])
-def test_what_is_sent_to_a_gpu_is_not_written_over_by_what_is_sent_later(dtype: torch.dtype) -> None:
-    """More than a slab of pinned memory holds, while the GPU is busy."""
-    busy = torch.rand(4000, 4000, device="cuda")
-    sent = []
-    for k in range(300):
-        if k % 50 == 0:
-            busy = busy @ busy / 1000
-        sent.append(sent_to(torch.device("cuda"), torch.full((40, 50), k % 256, dtype=torch.float32).to(dtype)))
-    for k, there in enumerate(sent):
-        assert torch.equal(there.cpu(), torch.full((40, 50), k % 256, dtype=torch.float32).to(dtype))

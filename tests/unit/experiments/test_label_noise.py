@@ -32,9 +32,9 @@ def test_the_record_counts_what_was_found() -> None:
     now = torch.tensor([[0, 1, 0, 1, 9], [0, 1, 1, 0, 9]])  # row 0 is client 0; the last column is padding
     examples = Examples(torch.zeros(8, 1), given, torch.tensor([0, 4, 8]))
     state = {
-        "server.suspicion.score": torch.tensor([1.0, 3.0]),
-        "server.suspicion.is_noisy": torch.tensor([False, True]),
-        "server.suspicion.level": torch.tensor([0.0, 0.6]),
+        "server.noise_estimate.score": torch.tensor([1.0, 3.0]),
+        "server.noise_estimate.is_noisy": torch.tensor([False, True]),
+        "server.noise_estimate.level": torch.tensor([0.0, 0.6]),
         "memory.labels": now,
         "memory_row_of": torch.tensor([0, 1]),
     }

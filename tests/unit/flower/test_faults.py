@@ -35,8 +35,8 @@ from tests.helpers.flower import (
     is_late,
     raises,
     sends_nan,
+    sends_nonsense,
     sends_wrong_shape,
-    speaks_nonsense,
 )
 from tests.helpers.repository import ROOT
 from tests.helpers.turns import relative_distance
@@ -45,10 +45,10 @@ AGREE = 1e-10  # as in the contract: roundings of another order of sums
 FAULTS: dict[str, tuple[Fault, str]] = {
     "NaN": (sends_nan, "update is not finite"),
     "an exception": (raises, "its app failed: RuntimeError: the disk of this client is full"),
-    "a wrong shape": (sends_wrong_shape, "its answer has another shape than the others'"),
-    "nonsense": (speaks_nonsense, "its answer cannot be read"),
-    "nothing in time": (is_dead, "no answer before the timeout"),
-    "an answer that comes too late": (is_late, "no answer before the timeout"),
+    "a wrong shape": (sends_wrong_shape, "its reply has another shape than the others'"),
+    "nonsense": (sends_nonsense, "its reply cannot be read"),
+    "nothing in time": (is_dead, "no reply before the timeout"),
+    "a reply that comes too late": (is_late, "no reply before the timeout"),
 }
 
 
@@ -56,7 +56,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 class FedAvgWithoutOne(FedAvg):
     """FedAvg whose second round does without client 2: what a fault of that client must come to."""
 
-    def cohort(self, server: Any, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: Any, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return sampled[sampled != 2] if round == 1 else sampled
 
 
@@ -64,7 +64,7 @@ class FedAvgWithoutOne(FedAvg):
 class DQNFedWithoutOne(DQNFed):
     """DQN-Fed likewise; its clients remember, and client 2 must not remember the round that it missed."""
 
-    def cohort(self, server: Any, round: int, sampled: Tensor, n_clients: int) -> Tensor:
+    def select(self, server: Any, round: int, sampled: Tensor, n_clients: int) -> Tensor:
         return sampled[sampled != 2] if round == 1 else sampled
 
 
@@ -159,14 +159,14 @@ def test_too_few_replies_hold_the_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["dqn-fed", "scaffold", "ditto"])
-def test_a_restarted_node_begins_anew_or_reads_its_disk(
+def test_a_restarted_node_starts_with_a_new_memory_or_reads_its_disk(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     case, algorithm = network_bowl(), REGISTRY[name]()
     undisturbed = deployed(algorithm, case, rounds=5)
     with caplog.at_level(logging.WARNING, logger="dqnfed"):
         forgetful = deployed(algorithm, case, at(2, 2, has_forgotten), rounds=5)
-    assert "round 2: client 2 had lost its memory and began anew" in caplog.text
+    assert "round 2: client 2 lost its memory and starts with a new one" in caplog.text
     assert forgetful.summary["train_loss"]["mean"] < forgetful.history[1]["train_loss"]["mean"]
     assert forgetful.summary["n_dropped"] == 0
     caplog.clear()
@@ -218,8 +218,8 @@ def test_an_offline_client_is_named_and_not_waited_for() -> None:
         assert record["silent"] == [5]
 
 
-def test_strangers_do_not_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    """A client goes; nodes come that say they are another, one that does not exist, or nothing intelligible."""
+def test_unknown_nodes_do_not_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    """A client goes; nodes come that report to be another, one that does not exist, or nothing readable."""
     case, algorithm = network_bowl(), FedAvg()
     asked: list[int] = []
     grid = fleet(algorithm, case)
@@ -231,12 +231,12 @@ def test_strangers_do_not_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
         if context.node_id == 901:
             reply.content["about"] = ConfigRecord({**fields_of(reply.content, "about"), "client": 17})
         if context.node_id == 902:
-            del reply.content["judgement"]
+            del reply.content["evaluation"]
         return reply
 
     grid._app = app
 
-    class Visitors:
+    class Newcomers:
         def start(self, out: Path | None, config: Mapping[str, Any]) -> None: ...
 
         def round(self, record: Mapping[str, Any]) -> None:
@@ -249,17 +249,17 @@ def test_strangers_do_not_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
         def end(self, summary: Mapping[str, Any]) -> None: ...
 
     with caplog.at_level(logging.WARNING, logger="dqnfed"):
-        result = deployed(algorithm, case, rounds=3, grid=grid, observers=[Visitors()])
+        result = deployed(algorithm, case, rounds=3, grid=grid, observers=[Newcomers()])
     assert result.summary["rounds"] == 3
     assert [record["dropped"] for record in result.history[2:]] == 2 * [[{"client": 5, "why": "its node is offline"}]]
-    assert "nodes 102 and 900 both say that they are client 2" in caplog.text
-    assert "node 901 says that it is client 17" in caplog.text
-    assert "node 902 is left aside, its answer cannot be read" in caplog.text
+    assert "nodes 102 and 900 both report that they are client 2" in caplog.text
+    assert "node 901 reports that it is client 17" in caplog.text
+    assert "node 902 is ignored, its reply cannot be read" in caplog.text
     assert [asked.count(node) for node in (900, 901, 902)] == [1, 1, 1]
 
 
 class Killed(BaseException):
-    """The server's end, without any chance to tidy up."""
+    """The server's end, without any chance to clean up."""
 
 
 def killed_at(moment: Moment) -> Any:
@@ -290,7 +290,7 @@ def test_a_killed_server_resumes_to_the_same_bits(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = deployed(algorithm, case, rounds=5, out=whole, participation=0.7)
     kept = tmp_path / "memories"
-    second = undisturbed.history[1 + round]["clients"][1]  # one client has answered by then
+    second = undisturbed.history[1 + round]["clients"][1]  # one client has replied by then
     plan = killed_at(Moment(second, round, phase, is_training))
     with pytest.raises(Killed):
         deployed(algorithm, case, plan, rounds=5, out=parts, memory_dir=kept, participation=0.7)

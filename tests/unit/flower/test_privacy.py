@@ -1,4 +1,4 @@
-"""Clipping and noise on answers: how long they may be, how the noise is spread, and that seeds do not give it away."""
+"""Clipping and noise on replies: how long they may be, how the noise is spread, and that seeds do not give it away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.bowls import network_bowl
 from tests.helpers.turns import relative_distance
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     vector: Tensor
     number: Tensor
 
@@ -26,31 +26,31 @@ class Counted(NamedTuple):
     n: Tensor
 
 
-def norm_of(answer: Answer) -> float:
-    return math.hypot(float(answer.vector.norm()), float(answer.number.nan_to_num()))
+def norm_of(reply: Reply) -> float:
+    return math.hypot(float(reply.vector.norm()), float(reply.number.nan_to_num()))
 
 
-def test_an_answer_is_clipped_as_a_whole_and_keeps_its_direction() -> None:
-    answer = Answer(torch.tensor([3.0, 0.0], dtype=torch.float64), torch.tensor(4.0, dtype=torch.float64))
-    clipped = noised(answer, Privacy(clip=1.0))
+def test_a_reply_is_clipped_as_a_whole_and_keeps_its_direction() -> None:
+    reply = Reply(torch.tensor([3.0, 0.0], dtype=torch.float64), torch.tensor(4.0, dtype=torch.float64))
+    clipped = noised(reply, Privacy(clip=1.0))
     assert norm_of(clipped) == pytest.approx(1.0, rel=1e-12)
     assert float(clipped.number) == pytest.approx(0.8, rel=1e-12)
-    short = noised(answer, Privacy(clip=10.0))
-    assert torch.equal(short.vector, answer.vector)
+    short = noised(reply, Privacy(clip=10.0))
+    assert torch.equal(short.vector, reply.vector)
 
 
 def test_the_noise_has_the_stated_spread_on_every_number() -> None:
     """N = 40000 draws: the standard deviation of their spread is sigma / sqrt(2N), 0.35 %; four of them are allowed."""
     n, privacy = 40_000, Privacy(clip=2.0, noise_multiplier=1.5)
-    silent = Answer(torch.zeros(n, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+    silent = Reply(torch.zeros(n, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
     found = noised(silent, privacy, torch.Generator().manual_seed(0))
     assert float(found.vector.std()) == pytest.approx(3.0, rel=4 / math.sqrt(2 * n))
     assert float(found.number) != 0.0
 
 
 def test_not_known_stays_not_known() -> None:
-    answer = Answer(torch.ones(2), torch.tensor(torch.nan))
-    found = noised(answer, Privacy(clip=1.0, noise_multiplier=0.1))
+    reply = Reply(torch.ones(2), torch.tensor(torch.nan))
+    found = noised(reply, Privacy(clip=1.0, noise_multiplier=0.1))
     assert bool(found.number.isnan())
     assert bool(found.vector.isfinite().all())
 

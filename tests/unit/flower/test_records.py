@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dqnfed.algorithms import REGISTRY
 from dqnfed.core.tensors import tensors
-from dqnfed.flower.exchange import odd_ones_out
+from dqnfed.flower.exchange import mismatched
 from dqnfed.flower.records import decoded, encoded, kind_named, signature
 
 
@@ -64,13 +64,13 @@ def test_a_message_of_another_method_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_the_kinds_of_a_method_have_names_of_their_own(name: str) -> None:
-    for kinds in (REGISTRY[name].Sent, REGISTRY[name].Update):
+    for kinds in (REGISTRY[name].info.messages, REGISTRY[name].info.replies):
         assert len({kind.__name__ for kind in kinds}) == len(kinds)
 
 
-def test_the_majority_says_what_an_answer_looks_like() -> None:
+def test_replies_of_another_shape_than_the_majority_are_named() -> None:
     usual, longer = Inner(torch.ones(2), torch.ones(1)), Inner(torch.ones(3), torch.ones(1))
     other_type = Inner(torch.ones(2, dtype=torch.float64), torch.ones(1))
-    assert odd_ones_out({4: usual, 1: longer, 2: usual, 3: other_type}).keys() == {1, 3}
-    assert odd_ones_out({4: usual, 1: usual}) == {}
-    assert odd_ones_out({}) == {}
+    assert mismatched({4: usual, 1: longer, 2: usual, 3: other_type}).keys() == {1, 3}
+    assert mismatched({4: usual, 1: usual}) == {}
+    assert mismatched({}) == {}

@@ -1,4 +1,4 @@
-"""Before the first round: who is there, who lies about who it is, and who runs something else."""
+"""Before the first round: who is there, who reports a wrong number, and who runs something else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_absent_client_is_waited_for_and_then_named() -> None:
 
 
 def test_late_and_forgetful_clients_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One node comes online later, one fails when it is first asked who it is: both take part."""
+    """One node comes online later, one fails when it is first asked which client it is: both take part."""
     for name in ("POLL_SECONDS", "SETTLING_SECONDS", "ASK_AGAIN_SECONDS"):
         monkeypatch.setattr(f"dqnfed.flower.strategy.{name}", 0.01)
     first = iter([True])
@@ -70,7 +70,7 @@ def test_late_and_forgetful_clients_are_waited_for(monkeypatch: pytest.MonkeyPat
 def test_two_nodes_cannot_be_the_same_client() -> None:
     grid = fleet(FedAvg(), network_bowl())
     grid.contexts[105].node_config["partition-id"] = 1
-    with pytest.raises(ValueError, match=r"both say that they are client 1; give every node a `partition-id`"):
+    with pytest.raises(ValueError, match=r"both report that they are client 1; give every node a `partition-id`"):
         strategy_for(FedAvg()).start(grid)
 
 
@@ -84,7 +84,7 @@ def test_a_number_that_does_not_exist_is_refused() -> None:
 
 
 def test_a_client_that_comes_back_keeps_what_it_does_not_repeat() -> None:
-    """Who it is, is asked without scores in the middle of a run: the names of its models stay."""
+    """Clients are identified without scores in the middle of a run: the names of its models stay."""
     roster = Roster(2)
     roster.enter(100, Member(0, "zero", "", 10, 2, 0, ("personal", "global")))
     roster.enter(200, Member(0, "zero", "", 12, 2, 0, ()))
@@ -122,7 +122,7 @@ def test_early_stopping_watches_validation_scores_on_flower_too() -> None:
         assert (found["rounds"], found["reason"]) == (expected["rounds"], expected["reason"])
 
 
-def test_a_client_with_other_settings_says_so() -> None:
+def test_a_client_with_other_settings_is_refused_with_the_difference() -> None:
     with pytest.raises(TimeoutError, match=r"differ in: FedAvg\(lr=0.3 there, FedAvg\(lr=0.1 here"):
         strategy_for(FedAvg(lr=0.3)).start(fleet(FedAvg(lr=0.1), network_bowl()))
 

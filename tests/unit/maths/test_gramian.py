@@ -15,14 +15,10 @@ from torch.utils._pytree import tree_leaves
 from dqnfed.maths.directions import at_least_step, rate_matching_step
 from dqnfed.maths.gramian import (
     BLOCK,
-    _device_products,
-    _host_products,
     combination_norm,
     combine,
     cross_products,
     gramian,
-    resident_cross_products,
-    resident_gramian,
     squared_norms,
 )
 from tests.helpers.rows import agreeing_rows, gaussian_rows, positive_rates
@@ -53,8 +49,7 @@ def test_products_across_two_sets_of_rows(n: int, dtype: torch.dtype) -> None:
     found = cross_products(G, H)
     assert found.dtype == torch.float64
     rtol = 1e-12 if dtype == torch.float64 else 1e-5
-    for mine in (found, resident_cross_products(G, H)):
-        torch.testing.assert_close(mine, G.double() @ H.double().T, rtol=rtol, atol=rtol * n**0.5)
+    torch.testing.assert_close(found, G.double() @ H.double().T, rtol=rtol, atol=rtol * n**0.5)
 
 
 @pytest.mark.parametrize("block", [1, 7, 100, 4096])
@@ -89,22 +84,6 @@ def test_combination_is_the_weighted_sum_of_rows() -> None:
     assert combine(weights, G).dtype == torch.float32
     torch.testing.assert_close(combine(weights, G), (weights[:, None] * G).sum(dim=0).float())
     assert torch.equal(combine(weights, G), combine(weights, G))
-
-
-def test_host_and_device_paths_agree() -> None:
-    G, others = gaussian_rows(5, 1000), [gaussian_rows(3, 1000, seed=1), gaussian_rows(1, 1000, seed=2)]
-    for host, device in zip(_host_products(G, others, 300), _device_products(G, others, 300), strict=True):
-        torch.testing.assert_close(host, device, rtol=1e-13, atol=1e-12)
-
-
-@pytest.mark.parametrize("n", [1, 4096, 3 * 4096 + 17])
-def test_the_gramian_that_stays_where_the_rows_are_is_the_same(n: int) -> None:
-    G = gaussian_rows(5, n, torch.float32)
-    found = resident_gramian(G)
-    assert found.dtype == torch.float64
-    assert torch.equal(found, found.T)
-    lengths = squared_norms(G).sqrt()
-    assert ((found - gramian(G)).abs() <= 1e-6 * torch.outer(lengths, lengths)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -152,12 +131,3 @@ def test_wrong_shapes_are_named() -> None:
         gramian(torch.ones(2, 4), torch.ones(1, 5))
     with pytest.raises(ValueError, match="one weight per row"):
         combine(torch.ones(3), torch.ones(2, 4))
-
-
-def test_strips_of_columns_give_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, each with its strip: equal to one product of all, up to the order of summation in float64."""
-    G, extra = gaussian_rows(5, 4099, torch.float64, seed=1), gaussian_rows(3, 4099, torch.float64, seed=2)
-    whole = gramian(G, extra, block=100)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    strips = gramian(G, extra, block=100)
-    torch.testing.assert_close(strips, whole, rtol=1e-13, atol=1e-12)

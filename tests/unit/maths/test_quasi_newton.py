@@ -11,7 +11,6 @@ from dqnfed.maths.directions import at_least_weights, rate_matching_weights
 from dqnfed.maths.quasi_newton import (
     OnePairRate,
     Pairs,
-    _SharedDot,
     cauchy_rate,
     compact_inverse,
     damped,
@@ -34,6 +33,7 @@ from dqnfed.maths.quasi_newton import (
     secant,
     secant_curvature,
     server_remembered,
+    shared_dot,
 )
 from tests.helpers.problems import random_quadratics
 from tests.helpers.rows import agreeing_rows, gaussian_rows, positive_rates
@@ -384,7 +384,7 @@ def test_a_pair_that_is_no_number_is_skipped(gam: float, broken: float) -> None:
 def test_products_with_a_shared_vector_vectorise(in_dims: tuple[int | None, int | None]) -> None:
     a, b = gaussian_rows(4, N), gaussian_rows(4, N) + 1.0
     given = [t[0] if dim is None else t.T if dim else t for t, dim in zip((a, b), in_dims, strict=True)]
-    found = vmap(_SharedDot.apply, in_dims=in_dims)(*given)
+    found = vmap(shared_dot, in_dims=in_dims)(*given)
     expected = vmap(torch.dot, in_dims=in_dims)(*given)
     torch.testing.assert_close(found, expected)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Policy, RunResult, run
 from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate
-from dqnfed.core.algorithm import Cohort, Empty, ServerStep, Status, Theta
+from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.replies import Replies
 from dqnfed.core.run_folder import load_tensors
+from dqnfed.core.runners import CohortRunner, looped, vectorised
 from dqnfed.maths.fairness import fairness_summary
-from dqnfed.sim.cohort import CohortRunner, looped, vectorised
-from dqnfed.sim.engine import ended_finite
-from dqnfed.sim.evaluate import judge
+from dqnfed.sim.evaluate import evaluate
 from tests.helpers.bowls import (
     federation_of,
     labelled_clients,
@@ -80,8 +80,8 @@ def test_records_say_what_the_models_say() -> None:
     before = run(FedAvg(), problem, federation, rounds=2, participation=0.5).theta
     result = run(FedAvg(), problem, federation, rounds=3, participation=0.5)
     last, everyone = result.history[-1], torch.arange(6)
-    losses_before = judge(problem, before, federation.train, everyone).loss
-    after = judge(problem, result.theta, federation.train, everyone)
+    losses_before = evaluate(problem, before, federation.train, everyone).loss
+    after = evaluate(problem, result.theta, federation.train, everyone)
     assert after.score is not None
     who = torch.tensor(last["clients"])
     assert last["loss_before"] == pytest.approx(float(losses_before[who].mean()), rel=1e-12)
@@ -97,6 +97,21 @@ def test_records_say_what_the_models_say() -> None:
         assert was == (pytest.approx(float(losses_before[c]), rel=1e-12) if c in last["clients"] else None)
         assert now == pytest.approx(float(after.loss[c]), rel=1e-12)
         assert accuracy == pytest.approx(float(after.score[c]))
+
+
+def test_the_summary_names_changed_settings_without_effect() -> None:
+    problem, federation, _ = network_bowl(n_clients=2)
+    assert run(FedAvg(), problem, federation, rounds=1).summary["unused"] == []
+    assert run(FedAvg(lr_decay_every=5), problem, federation, rounds=1).summary["unused"] == ["lr_decay_every"]
+    assert run(FedAvg(lr_decay_every=5, lr_decay=0.5), problem, federation, rounds=1).summary["unused"] == []
+
+
+def test_the_plain_form_gives_the_same_model() -> None:
+    problem, federation, _ = network_bowl()
+    algorithm = FedAvg(epochs=2, batch_size=4)
+    plain = run(algorithm, problem, federation, rounds=3, accelerate=False)
+    faster = run(algorithm, problem, federation, rounds=3)
+    torch.testing.assert_close(faster.theta, plain.theta, rtol=1e-12, atol=1e-14)
 
 
 def test_the_start_is_round_minus_one() -> None:
@@ -125,7 +140,7 @@ def test_evaluations_are_as_rare_as_asked_and_change_nothing() -> None:
     assert {row[0] for row in never.client_rows} == {-1, 4}
 
 
-def test_a_client_that_answers_nan_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_replies_nan_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     problem, federation, _ = network_bowl()
     with caplog.at_level(logging.WARNING, "dqnfed"):
         broken = run(FedAvg(), problem, with_inputs(federation, 2, math.nan), rounds=3)
@@ -143,8 +158,8 @@ def test_a_client_without_a_gradient_is_dropped_and_the_others_go_on() -> None:
     assert all(r["dropped"] == [{"client": 2, "why": "update has zero norm"}] for r in broken.history[1:])
 
 
-def test_a_client_that_shouts_is_clipped_and_logged() -> None:
-    """On least squares the gradient at zero is X'y/n: a client whose targets are 10^4 times larger shouts as loudly."""
+def test_an_update_that_is_too_long_is_clipped_and_logged() -> None:
+    """On least squares the gradient at zero is X'y/n: targets that are 10^4 times larger make it as much longer."""
     clients = regression_clients(5, 4)
     clients[3] = (clients[3][0], 1e4 * clients[3][1])
     problem = quadratic_bowl(5, 4).problem
@@ -168,7 +183,7 @@ def test_if_nobody_is_left_the_model_stays() -> None:
     assert result.summary["status"] == "finished"
 
 
-def test_too_few_answers_hold_the_model() -> None:
+def test_too_few_replies_hold_the_model() -> None:
     problem, federation, _ = network_bowl(n_clients=3)
     broken = with_inputs(federation, 0, math.nan)
     assert run(FedAvg(), problem, broken, rounds=1, policy=Policy(min_replies=3)).history[-1]["status"] == "hold"
@@ -207,16 +222,6 @@ def test_a_model_that_leaves_the_numbers_stops_the_run() -> None:
     assert result.summary["rounds"] == len(result.history) - 1 < 10
 
 
-@pytest.mark.parametrize(
-    ("bound", "is_trusted"),
-    [(None, False), (1.0, True), (1e18, True), (1e20, False), (math.inf, False), (math.nan, False)],
-)
-def test_a_model_is_looked_at_where_the_method_does_not_vouch_for_it(bound: float | None, is_trusted: bool) -> None:
-    broken = ServerStep(FedAvgServer(torch.tensor([1.0, math.nan])), norm_bound=bound)  # a lie, to see who looks
-    assert ended_finite(broken) is is_trusted
-    assert ended_finite(ServerStep(FedAvgServer(torch.ones(2)), norm_bound=bound))
-
-
 class TwoPhases(NamedTuple):
     theta: Tensor  # [n]
     phase: Tensor  # []
@@ -230,18 +235,18 @@ class Second(NamedTuple):
     theta: Tensor  # [n]
 
 
-class SecondAnswer(NamedTuple):
+class SecondReply(NamedTuple):
     value: Tensor  # []
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsksTwice(FedAvg):
-    """FedAvg that asks everybody a second question before it steps; some have no answer to that one."""
+    """FedAvg with a second phase before its step; some clients have no number to send in that one."""
 
-    Server: ClassVar[type] = TwoPhases
-    Sent: ClassVar[tuple[type, ...]] = (First, Second)
-    Update: ClassVar[tuple[type, ...]] = (FedAvgUpdate, SecondAnswer)
-    silent: float = 0.0  # clients with a mean input below this answer the second question with NaN
+    info: ClassVar[Info] = replace(
+        FedAvg.info, server=TwoPhases, messages=(First, Second), replies=(FedAvgUpdate, SecondReply)
+    )
+    silent: float = 0.0  # clients with a mean input below this send NaN in the second phase
 
     def init_server(self, problem: Problem, n_clients: int) -> TwoPhases:  # type: ignore[override]
         return TwoPhases(problem.theta0.clone(), torch.tensor(0))
@@ -251,19 +256,21 @@ class AsksTwice(FedAvg):
 
     def client_step(  # type: ignore[override]
         self, problem: Problem, task: Task, sent: First | Second, memory: Empty
-    ) -> tuple[FedAvgUpdate | SecondAnswer, Empty]:
+    ) -> tuple[FedAvgUpdate | SecondReply, Empty]:
         if isinstance(sent, First):
             return super().client_step(problem, task, Theta(sent.theta), memory)
         mean = (task.inputs.mean(1) * task.mask).sum() / task.mask.sum()
-        return SecondAnswer(torch.where(mean < self.silent, torch.nan, mean)), memory
+        return SecondReply(torch.where(mean < self.silent, torch.nan, mean)), memory
 
     def server_step(  # type: ignore[override]
-        self, server: TwoPhases, updates: FedAvgUpdate | SecondAnswer, cohort: Cohort
+        self, server: TwoPhases, replies: Replies[Any], cohort: Cohort
     ) -> ServerStep[TwoPhases]:
-        if isinstance(updates, FedAvgUpdate):
-            stepped = super().server_step(FedAvgServer(server.theta), updates, cohort).server
+        if replies.kind is FedAvgUpdate:
+            stepped = super().server_step(FedAvgServer(server.theta), replies, cohort).server
             return ServerStep(TwoPhases(stepped.theta, torch.tensor(1)), Status.AGAIN, {"first": 1.0})
-        return ServerStep(TwoPhases(server.theta, torch.tensor(0)), Status.NEXT, {"second": float(len(updates.value))})
+        return ServerStep(
+            TwoPhases(server.theta, torch.tensor(0)), Status.NEXT, {"second": float(len(replies.scalars("value")))}
+        )
 
     def passes(self, sent: Any) -> float:
         return 1.0 if isinstance(sent, First) else 0.5
@@ -286,41 +293,41 @@ def test_a_round_that_loses_everybody_halfway_goes_back_to_its_start() -> None:
     assert torch.equal(result.theta, problem.theta0)
     for record in result.history[1:]:
         assert record["status"] == "hold"
-        assert record["diagnostics"] == {"first": 1.0}  # the next round begins with the first question again
+        assert record["diagnostics"] == {"first": 1.0}  # the next round starts with the first phase again
         assert record["loss_after"] == record["loss_before"]
 
 
-class Visits(NamedTuple):
-    n_visits: Tensor  # []
+class Counted(NamedTuple):
+    n_phases: Tensor  # []
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsksTwiceAndIsRemembered(AsksTwice):
-    """Its clients count the questions that they answered in rounds that were not lost."""
+class AsksTwiceAndCounts(AsksTwice):
+    """Its clients count the phases of rounds that were not lost."""
 
-    Memory: ClassVar[type] = Visits
+    info: ClassVar[Info] = replace(AsksTwice.info, memory=Counted)
 
-    def init_memory(self, problem: Problem, task: Task) -> Visits:  # type: ignore[override]
-        return Visits(problem.theta0.new_zeros(()))
+    def init_memory(self, problem: Problem, task: Task) -> Counted:  # type: ignore[override]
+        return Counted(problem.theta0.new_zeros(()))
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: Any) -> Any:
         update, _ = super().client_step(problem, task, sent, Empty(problem.theta0.new_zeros(0)))
-        return update, Visits(memory.n_visits + 1)
+        return update, Counted(memory.n_phases + 1)
 
 
 @pytest.mark.parametrize("cohort", [vectorised(), looped()])
-@pytest.mark.parametrize(("silent", "n_visits"), [(-math.inf, 6.0), (math.inf, None)])
+@pytest.mark.parametrize(("silent", "n_phases"), [(-math.inf, 6.0), (math.inf, None)])
 def test_clients_forget_a_round_that_is_lost_halfway(
-    cohort: CohortRunner, silent: float, n_visits: float | None, tmp_path: Path
+    cohort: CohortRunner, silent: float, n_phases: float | None, tmp_path: Path
 ) -> None:
     problem, federation, _ = network_bowl()
-    run(AsksTwiceAndIsRemembered(silent=silent), problem, federation, rounds=3, cohort=cohort, out=tmp_path)
+    run(AsksTwiceAndCounts(silent=silent), problem, federation, rounds=3, cohort=cohort, out=tmp_path)
     (file,) = (tmp_path / "checkpoint").glob("state-*")
     kept, _ = load_tensors(file)
-    if n_visits is None:
+    if n_phases is None:
         assert bool((kept["memory_row_of"] == -1).all())
     else:
-        assert kept["memory.n_visits"].tolist() == [n_visits] * 6
+        assert kept["memory.n_phases"].tolist() == [n_phases] * 6
 
 
 @pytest.mark.parametrize("fault", [math.nan, 0.0])
@@ -347,14 +354,18 @@ def test_a_line_search_does_without_those_who_have_no_gradient() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NeverDone(FedAvg):
-    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
+    def server_step(
+        self, server: FedAvgServer, replies: Replies[FedAvgUpdate], cohort: Cohort
+    ) -> ServerStep[FedAvgServer]:
         return ServerStep(server, Status.AGAIN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoneAtOnce(FedAvg):
-    def server_step(self, server: FedAvgServer, updates: FedAvgUpdate, cohort: Cohort) -> ServerStep[FedAvgServer]:
-        return super().server_step(server, updates, cohort)._replace(status=Status.STOP, reason="that was it")
+    def server_step(
+        self, server: FedAvgServer, replies: Replies[FedAvgUpdate], cohort: Cohort
+    ) -> ServerStep[FedAvgServer]:
+        return super().server_step(server, replies, cohort)._replace(status=Status.STOP, reason="that was it")
 
 
 def test_endless_phases_are_refused() -> None:
@@ -376,43 +387,43 @@ def test_a_method_may_end_the_run_and_stays_stopped(tmp_path: Path) -> None:
 
 
 class Listener:
-    """An observer that writes down what it hears."""
+    """An observer that notes its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.calls: list[str] = []
 
     def start(self, out: Path | None, config: Mapping[str, Any]) -> None:
-        self.heard.append("start")
+        self.calls.append("start")
 
     def round(self, record: Mapping[str, Any]) -> None:
-        self.heard.append(f"round {record['round']}")
+        self.calls.append(f"round {record['round']}")
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        self.heard.append(summary["status"])
+        self.calls.append(summary["status"])
 
 
-def test_observers_hear_every_round_once() -> None:
+def test_observers_get_every_round_once() -> None:
     problem, federation, _ = network_bowl(n_clients=2)
     listener = Listener()
     run(FedAvg(), problem, federation, rounds=2, observers=[listener])
-    assert listener.heard == ["start", "round 0", "round 1", "finished"]
+    assert listener.calls == ["start", "round 0", "round 1", "finished"]
 
 
 def test_another_run_cannot_go_on_in_a_folder(tmp_path: Path) -> None:
     problem, federation, _ = network_bowl(n_clients=4)
     run(FedAvg(), problem, federation, rounds=1, out=tmp_path)
-    with pytest.raises(ValueError, match="was begun with seed 0 and cannot go on with 1"):
+    with pytest.raises(ValueError, match="was started with seed 0 and cannot go on with 1"):
         run(FedAvg(), problem, federation, rounds=2, out=tmp_path, resume=True, seed=1)
-    with pytest.raises(ValueError, match=r"was begun with algorithm FedAvg\(.* and cannot go on with AsksTwice\("):
+    with pytest.raises(ValueError, match=r"was started with algorithm FedAvg\(.* and cannot go on with AsksTwice\("):
         run(AsksTwice(), problem, federation, rounds=2, out=tmp_path, resume=True)
-    with pytest.raises(ValueError, match="was begun with clients a round 4 and cannot go on with 2"):
+    with pytest.raises(ValueError, match="was started with clients a round 4 and cannot go on with 2"):
         run(FedAvg(), problem, federation, rounds=2, out=tmp_path, resume=True, participation=0.5)
     other = federation_of(labelled_clients(5, 4))
-    with pytest.raises(ValueError, match="was begun with clients 4 and cannot go on with 5"):
+    with pytest.raises(ValueError, match="was started with clients 4 and cannot go on with 5"):
         run(FedAvg(), problem, other, rounds=2, out=tmp_path, resume=True)
 
 
-def test_resuming_needs_a_folder_and_begins_where_there_is_none(tmp_path: Path) -> None:
+def test_resuming_needs_a_folder_and_starts_where_there_is_none(tmp_path: Path) -> None:
     problem, federation, _ = network_bowl(n_clients=2)
     with pytest.raises(ValueError, match="`resume=True` needs `out`"):
         run(FedAvg(), problem, federation, rounds=1, resume=True)
@@ -449,29 +460,29 @@ def test_validation_examples_are_scored_when_asked() -> None:
     problem = network_bowl().problem
     result = run(FedAvg(), problem, federation, rounds=1, evaluation=Evaluation(part="validation"))
     assert federation.validation is not None
-    found = judge(problem, result.theta, federation.validation, torch.arange(3)).score
+    found = evaluate(problem, result.theta, federation.validation, torch.arange(3)).score
     assert found is not None
     assert result.accuracy["mean"] == pytest.approx(float(found.mean()))
 
 
-def test_observers_are_told_when_a_run_fails() -> None:
+def test_observers_learn_that_a_run_failed() -> None:
     """A progress bar or tracker can close what it opened, and the error still reaches the caller."""
 
     class Listener:
         def __init__(self) -> None:
-            self.heard: list[str] = []
+            self.calls: list[str] = []
 
         def start(self, out: object, config: object) -> None:
-            self.heard.append("start")
+            self.calls.append("start")
 
         def round(self, record: object) -> None:
             raise RuntimeError("the disk is on fire")
 
         def end(self, summary: dict[str, str]) -> None:
-            self.heard.append(summary["status"])
+            self.calls.append(summary["status"])
 
     listener = Listener()
     case = quadratic_bowl()
     with pytest.raises(RuntimeError, match="on fire"):
         run(FedAvg(), case.problem, case.federation, rounds=2, observers=[listener])  # type: ignore[list-item]
-    assert listener.heard == ["start", "failed"]
+    assert listener.calls == ["start", "failed"]

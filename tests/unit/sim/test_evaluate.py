@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
+from dqnfed.core import kernels
 from dqnfed.core.problem import Problem
-from dqnfed.sim import evaluate
-from dqnfed.sim.evaluate import Judged, judge, judge_personal, judge_personal_together, segment_means
+from dqnfed.sim.evaluate import evaluate, evaluate_personal, segment_means
 from tests.helpers.bowls import Case, network_bowl, normal, quadratic_bowl, softmax_bowl, task_of
 
 
@@ -27,24 +25,23 @@ def by_hand(problem: Problem, theta: torch.Tensor, case: Case, client: int) -> t
 def test_flat_batches_equal_a_loop_over_clients(
     case: Case, clients: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "EXAMPLES_IN_CACHE", at_once)
+    monkeypatch.setattr(kernels, "EXAMPLES_AT_ONCE", at_once)
     theta = normal(case.problem.n_parameters, seed=3)
-    found = judge(case.problem, theta, case.federation.train, torch.tensor(clients))
+    found = evaluate(case.problem, theta, case.federation.train, torch.tensor(clients))
     assert found.score is not None
     expected = [by_hand(case.problem, theta, case, c) for c in clients]
     assert found.loss.tolist() == pytest.approx([loss for loss, _ in expected], rel=1e-12)
     assert found.score.tolist() == pytest.approx([score for _, score in expected], rel=1e-12)
-    without = judge(case.problem, theta, case.federation.train, torch.tensor(clients), with_score=False)
+    without = evaluate(case.problem, theta, case.federation.train, torch.tensor(clients), with_score=False)
     assert without.score is None
     assert torch.equal(without.loss, found.loss)
 
 
-@pytest.mark.parametrize("judged", [judge_personal, judge_personal_together])
 @pytest.mark.parametrize("case", [softmax_bowl(), network_bowl()])
-def test_personal_models_are_judged_on_their_own_client(case: Case, judged: Callable[..., Judged]) -> None:
+def test_personal_models_are_evaluated_on_their_own_client(case: Case) -> None:
     clients = torch.tensor([4, 1])
     thetas = normal(2, case.problem.n_parameters, seed=4)
-    found = judged(case.problem, thetas, case.federation.train, clients)
+    found = evaluate_personal(case.problem, thetas, case.federation.train, clients)
     assert found.score is not None
     for k, c in enumerate(clients.tolist()):
         loss, score = by_hand(case.problem, thetas[k], case, c)
@@ -57,7 +54,7 @@ def test_one_clients_bad_numbers_stay_its_own() -> None:
     inputs = case.federation.train.inputs.clone()
     inputs[int(case.federation.train.starts[2])] = torch.nan
     examples = case.federation.train._replace(inputs=inputs)
-    found = judge(case.problem, normal(case.problem.n_parameters, seed=3), examples, torch.arange(6))
+    found = evaluate(case.problem, normal(case.problem.n_parameters, seed=3), examples, torch.arange(6))
     assert found.loss.isnan().tolist() == [False, False, True, False, False, False]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -13,76 +13,77 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.core.algorithm import Info, Theta
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import map_tensors
-from dqnfed.sim.feed import Feed
 from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.bowls import federation_of, labelled_clients, network_bowl
 
 
-class Diary(NamedTuple):
-    n_visits: Tensor  # []
+class Counts(NamedTuple):
+    n_rounds: Tensor  # []
     notes: Tensor  # [2]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visited(FedAvg):
-    """FedAvg whose clients start a diary with the number of their examples."""
+class Counting(FedAvg):
+    """FedAvg whose clients start counting with the number of their examples."""
 
-    Memory: ClassVar[type] = Diary
+    info: ClassVar[Info] = replace(FedAvg.info, memory=Counts)
 
-    def init_memory(self, problem: Problem, task: Task) -> Diary:  # type: ignore[override]
-        return Diary(task.mask.sum(), torch.zeros(2, dtype=torch.float64))
+    def init_memory(self, problem: Problem, task: Task) -> Counts:  # type: ignore[override]
+        return Counts(task.mask.sum(), torch.zeros(2, dtype=torch.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisitedAlone(Visited):
-    vectorises: ClassVar[bool] = False
+class CountingLooped(Counting):
+    info: ClassVar[Info] = replace(Counting.info, looped_messages=(Theta,))
 
 
 def store_of(algorithm: FedAvg, n_clients: int) -> tuple[MemoryStore, Callable[[Tensor], Task]]:
     problem = network_bowl().problem
-    feed = Feed(federation_of(labelled_clients(n_clients, 4)), problem, algorithm, 0)
-    return MemoryStore(algorithm, problem, n_clients), lambda clients: feed.tasks(clients, 0)
+    builder = TaskBuilder(federation_of(labelled_clients(n_clients, 4)), problem, algorithm, 0)
+    return MemoryStore(algorithm, problem, n_clients), lambda clients: builder.stacked(clients, 0)
 
 
-@pytest.mark.parametrize("algorithm", [Visited(), VisitedAlone()])
+@pytest.mark.parametrize("algorithm", [Counting(), CountingLooped()])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_visits_equal_a_dict(algorithm: FedAvg, seed: int) -> None:
+def test_random_cohorts_equal_a_dict(algorithm: FedAvg, seed: int) -> None:
     n_clients = 7
     store, tasks = store_of(algorithm, n_clients)
     oracle: dict[int, tuple[float, list[float]]] = {}
     rng = np.random.default_rng(seed)
-    held: list[tuple[Diary, Diary]] = []  # what was handed out, and what it said then
+    held: list[tuple[Counts, Counts]] = []  # what was handed out, and its values then
 
     def drawn() -> Tensor:
         size = n_clients if rng.random() < 0.3 else int(rng.integers(1, n_clients + 1))
         return torch.as_tensor(np.sort(rng.choice(n_clients, size, replace=False)))
 
     upcoming = drawn()
-    for visit in range(40):
+    for round in range(40):
         clients, upcoming = upcoming, drawn()
         assert store.knows(clients) == all(c in oracle for c in clients.tolist())
         found = store.get(clients, tasks(clients))
         expected = [oracle.get(c, (8.0 + c, [0.0, 0.0])) for c in clients.tolist()]
-        assert found.n_visits.tolist() == [v for v, _ in expected]
+        assert found.n_rounds.tolist() == [v for v, _ in expected]
         assert found.notes.tolist() == [notes for _, notes in expected]
         held.append((found, map_tensors(torch.clone, found)))
-        if visit % 2:
-            store.look_ahead(upcoming)
+        if round % 2:
+            store.prefetch(upcoming)
         stays = torch.as_tensor(np.flatnonzero(rng.random(len(clients)) < 0.8))  # the others were dropped this time
         kept = clients[stays]
-        after = Diary(found.n_visits[stays] + 1, found.notes[stays] + visit)
+        after = Counts(found.n_rounds[stays] + 1, found.notes[stays] + round)
         store.put(kept, after)
         held.append((after, map_tensors(torch.clone, after)))
         for k, c in enumerate(kept.tolist()):
-            oracle[c] = (float(after.n_visits[k]), after.notes[k].tolist())
+            oracle[c] = (float(after.n_rounds[k]), after.notes[k].tolist())
         for given, then in held:
             assert all(torch.equal(a, b) for a, b in zip(given, then, strict=True)), "a tensor was written into"
 
 
-def test_newcomers_are_not_stored_before_they_answer() -> None:
-    store, tasks = store_of(Visited(), 3)
+def test_newcomers_are_not_stored_before_they_reply() -> None:
+    store, tasks = store_of(Counting(), 3)
     clients = torch.tensor([0, 2])
     store.get(clients, tasks(clients))
     assert store.rows is None
@@ -93,30 +94,30 @@ def test_newcomers_are_not_stored_before_they_answer() -> None:
 
 def test_a_memory_that_vmap_did_not_copy_may_be_overwritten_in_part() -> None:
     """A client that keeps the server's own theta hands back one tensor seen n times; writing into it reaches all."""
-    store, tasks = store_of(Visited(), 3)
+    store, tasks = store_of(Counting(), 3)
     theta, everyone = torch.zeros(2, dtype=torch.float64), torch.arange(3)
     store.put(everyone, store.get(everyone, tasks(everyone)))
-    view = vmap(lambda visits: Diary(visits, theta))(torch.zeros(3, dtype=torch.float64))
+    view = vmap(lambda count: Counts(count, theta))(torch.zeros(3, dtype=torch.float64))
     assert view.notes.data_ptr() == theta.data_ptr()
     store.put(everyone, view)
-    store.put(torch.tensor([1]), Diary(torch.ones(1, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)))
+    store.put(torch.tensor([1]), Counts(torch.ones(1, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)))
     assert theta.tolist() == [0.0, 0.0]
     assert store.get(everyone, tasks(everyone)).notes.tolist() == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
 
 
-def test_an_answer_may_share_its_memory() -> None:
-    """The memories of those who pass are stored before the server reads the answers."""
-    store, tasks = store_of(Visited(), 3)
+def test_a_reply_may_share_its_memory() -> None:
+    """The memories of those that pass are stored before the server reads the replies."""
+    store, tasks = store_of(Counting(), 3)
     everyone = torch.arange(3)
     store.put(everyone, store.get(everyone, tasks(everyone)))
-    answer = store.get(everyone, tasks(everyone)).notes  # a method that sends what it keeps
-    store.put(torch.tensor([0, 2]), Diary(torch.ones(2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)))
-    assert answer.tolist() == [[0.0, 0.0]] * 3
+    reply = store.get(everyone, tasks(everyone)).notes  # a method that sends what it keeps
+    store.put(torch.tensor([0, 2]), Counts(torch.ones(2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)))
+    assert reply.tolist() == [[0.0, 0.0]] * 3
 
 
 def test_rows_handed_out_stay_as_they_were_when_newcomers_arrive() -> None:
     """Clients 0 and 1 are handed out whole, client 2 arrives, then client 0 changes: the old hand-out must not."""
-    store, tasks = store_of(Visited(), 6)
+    store, tasks = store_of(Counting(), 6)
     pair, third = torch.tensor([0, 1]), torch.tensor([2])
     store.put(pair, store.get(pair, tasks(pair)))
     handed_out = store.get(pair, tasks(pair))
@@ -128,7 +129,7 @@ def test_rows_handed_out_stay_as_they_were_when_newcomers_arrive() -> None:
 
 
 def test_room_is_reserved_once_and_filled_as_clients_arrive() -> None:
-    store, tasks = store_of(Visited(), 6)
+    store, tasks = store_of(Counting(), 6)
     places = set()
     for client in range(5):
         one = torch.tensor([client])
@@ -144,19 +145,19 @@ def test_memories_that_come_one_by_one_are_kept_and_survive_a_file(
     large: int, n_stacked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dqnfed.sim.memory.LARGE", large)
-    store, tasks = store_of(Visited(), 6)
+    store, tasks = store_of(Counting(), 6)
     if n_stacked:
-        store.put(torch.arange(n_stacked), Diary(torch.arange(3.0), torch.zeros(3, 2, dtype=torch.float64)))
-    kept = {c: Diary(torch.tensor(10.0 + c), torch.full((2,), float(c), dtype=torch.float64)) for c in (1, 4)}
+        store.put(torch.arange(n_stacked), Counts(torch.arange(3.0), torch.zeros(3, 2, dtype=torch.float64)))
+    kept = {c: Counts(torch.tensor(10.0 + c), torch.full((2,), float(c), dtype=torch.float64)) for c in (1, 4)}
     store.keep(list(kept), list(kept.values()))
-    other, _ = store_of(Visited(), 6)
+    other, _ = store_of(Counting(), 6)
     other.load({name: t.clone() for name, t in store.named().items()}, torch.device("cpu"))
     for found in (store, other):
         for c in range(6):
             fresh = float(tasks(torch.tensor([c])).mask.sum())
-            visits = 10.0 + c if c in kept else float(c) if c < n_stacked else fresh
+            count = 10.0 + c if c in kept else float(c) if c < n_stacked else fresh
             one = found.one(c, Task(*(t[0] for t in tasks(torch.tensor([c])))))
-            assert float(one.n_visits) == visits
+            assert float(one.n_rounds) == count
             assert one.notes.tolist() == [float(c) if c in kept else 0.0] * 2
         everyone = torch.arange(6)
-        assert [float(v) for v in found.get(everyone, tasks(everyone)).n_visits[[1, 4]]] == [11.0, 14.0]
+        assert [float(v) for v in found.get(everyone, tasks(everyone)).n_rounds[[1, 4]]] == [11.0, 14.0]

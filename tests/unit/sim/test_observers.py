@@ -1,4 +1,4 @@
-"""A round is told once, in order, and not lost when the next one fails."""
+"""Observers get every round once, in order, and none is lost when the next one fails."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed import DQNFed
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim import engine
-from dqnfed.sim.cohort import CohortRunner, vectorised
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
 from tests.helpers.quadratic_clients import consistent_quadratics
-from tests.unit.sim.test_graphs import DigestsOnTheHost
 
 
 class Listener:
@@ -34,20 +32,21 @@ class Listener:
 
 
 @pytest.mark.parametrize("fails", [None, 3])
-def test_rounds_that_are_told_late_are_all_told(
+def test_rounds_that_are_logged_late_are_all_logged(
     fails: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a runner that makes digests, as on a GPU, a round is told when the next one's clients are at work."""
-    case, listener, play_round = consistent_quadratics(6, 8), Listener(), engine.play_round
-    told_before: list[int] = []
+    """On a GPU a round is logged while the next one's clients compute."""
+    case, listener, run_round = consistent_quadratics(6, 8), Listener(), engine.run_round
+    logged_before: list[int] = []
 
     def watched(setup: Any, state: Any, *, meanwhile: Any) -> Any:
-        told_before.append(len(listener.rounds))
+        logged_before.append(len(listener.rounds))
         if state.round == fails:
             raise RuntimeError("the GPU has gone")
-        return play_round(setup, state, meanwhile=meanwhile)
+        return run_round(setup, state, meanwhile=meanwhile)
 
-    monkeypatch.setattr(engine, "play_round", watched)
+    monkeypatch.setattr(engine, "run_round", watched)
+    monkeypatch.setattr(engine, "_defers_log", lambda _: True)
 
     def go() -> None:
         run(
@@ -55,7 +54,6 @@ def test_rounds_that_are_told_late_are_all_told(
             case.problem,
             case.federation,
             rounds=6,
-            cohort=DigestsOnTheHost(),
             evaluation=Evaluation(every=2),
             observers=[listener],
             out=tmp_path,
@@ -69,15 +67,16 @@ def test_rounds_that_are_told_late_are_all_told(
     expected = list(range(6 if fails is None else fails))
     assert listener.rounds == expected
     assert [record["round"] for record in RunFolder(tmp_path).metrics()] == [-1, *expected]
-    assert told_before == [max(0, n - 1) for n in range(len(told_before))]
+    assert logged_before == [max(0, n - 1) for n in range(len(logged_before))]
     assert listener.ends == ["finished" if fails is None else "failed"]
 
 
-@pytest.mark.parametrize("cohort", [vectorised(), DigestsOnTheHost()], ids=["at once", "late"])
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("times", [1, 9])
-def test_an_observer_may_stop_the_run(cohort: CohortRunner, times: int, tmp_path: Path) -> None:
+def test_an_observer_may_stop_the_run(late: bool, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is saved, however often that is asked for, and goes on from there."""
     case = consistent_quadratics(6, 8)
+    monkeypatch.setattr(engine, "_defers_log", lambda _: late)
 
     class Stops(Listener):
         def round(self, record: Any) -> None:
@@ -86,7 +85,7 @@ def test_an_observer_may_stop_the_run(cohort: CohortRunner, times: int, tmp_path
                 signal.raise_signal(signal.SIGINT)
 
     listener = Stops()
-    settings: dict[str, Any] = {"rounds": 12, "participation": 0.5, "cohort": cohort, "out": tmp_path}
+    settings: dict[str, Any] = {"rounds": 12, "participation": 0.5, "out": tmp_path}
     try:
         found = run(DQNFed(), case.problem, case.federation, observers=[listener], **settings)
         assert found.summary["status"] == "interrupted"

@@ -1,0 +1,123 @@
+"""The faster forms of the computations on clients' data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
+
+from dqnfed.accel.fast_model import Compiled, FastModel, compiled_outputs, fast_model
+from dqnfed.accel.gradients import batch_gradient, gradients_and_values
+from dqnfed.accel.graphs import GraphedFunction
+from dqnfed.accel.local_sgd import fast_sgd
+from dqnfed.accel.transfer import to_device_async
+from dqnfed.core.kernels import EXAMPLES_AT_ONCE, PlainKernels, Pull
+from dqnfed.core.problem import Problem, Task
+
+EXAMPLES_ON_GPU = 8192  # of an evaluation at once: bounds its activations
+PADDED_ON_GPU = 2**15  # examples of clients that are evaluated together, each padded to the largest
+
+
+class FastKernels(PlainKernels):
+    """Each computation in the fastest form that the model, the loss and the device allow; else in its plain form.
+
+    An instance belongs to one copy of a model: it keeps what was derived from the module.
+    """
+
+    def __init__(self, *, compiled: Compiled | None = None, emulate_graphs: bool = False) -> None:
+        self._compiled, self._emulate = compiled, emulate_graphs
+        self._model: FastModel | None = None
+        self._forwards: dict[tuple[int, int], tuple[Problem, GraphedFunction]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FastKernels, ()  # graphs and compiled functions belong to this process
+
+    def model(self, problem: Problem) -> FastModel | None:
+        """Return what is kept about the problem's module; None if its model is a plain function."""
+        if self._model is None or self._model.model is not problem.predict:
+            self._model = fast_model(problem, self._compiled)
+        return self._model
+
+    def gradients(self, problem: Problem, thetas: Sequence[Tensor], task: Task) -> list[tuple[Tensor, Tensor]]:
+        return gradients_and_values(problem, self.model(problem), thetas, task)
+
+    def sgd(
+        self,
+        problem: Problem,
+        task: Task,
+        theta: Tensor,
+        *,
+        momentum: float,
+        weight_decay: float,
+        pull: Pull | None,
+        correction: Tensor | None,
+    ) -> Tensor:
+        settings: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay}
+        forces: dict[str, Any] = {"pull": pull, "correction": correction}
+        if (model := self.model(problem)) is not None:
+            moved = fast_sgd(problem, model, task, theta, **settings, **forces)
+            if moved is not None:
+                return moved
+        return super().sgd(problem, task, theta, **settings, **forces)
+
+    def forward(
+        self, problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, *, fixed: bool
+    ) -> tuple[Tensor, Tensor]:
+        key = (id(problem.predict), id(problem.losses))
+        if key not in self._forwards:
+            function = GraphedFunction(_forward_of(problem), emulate=self._emulate)
+            self._forwards[key] = (problem, function)  # the problem is kept, so that no other has its identities
+        losses, outputs = self._forwards[key][1](theta, inputs, targets, fixed=(1, 2) if fixed else ())
+        return losses, outputs
+
+    def forward_each(
+        self, problem: Problem, thetas: Tensor, inputs: Tensor, targets: Tensor, sizes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        model = self.model(problem)
+        is_dense = model is not None and model.chain is not None
+        if thetas.is_cuda and is_dense and len(sizes) * int(sizes.max()) <= PADDED_ON_GPU:
+            return forward_together(problem, thetas, inputs, targets, sizes)
+        return super().forward_each(problem, thetas, inputs, targets, sizes)
+
+    def fresh(self) -> FastKernels:
+        return FastKernels(compiled=self._compiled, emulate_graphs=self._emulate)
+
+    def _slope(self, problem: Problem, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
+        return batch_gradient(problem, self.model(problem), theta, task, batch)
+
+
+def _forward_of(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]:
+    """Return the function of (theta, inputs, targets) that gives the examples' losses and outputs."""
+
+    def forward(theta: Tensor, inputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        size = EXAMPLES_ON_GPU if inputs.is_cuda else EXAMPLES_AT_ONCE
+        outputs = [problem.predict(theta, part) for part in inputs.split(size)]
+        losses = [problem.losses(*given) for given in zip(outputs, targets.split(size), strict=True)]
+        return torch.cat(losses), torch.cat(outputs)
+
+    return forward
+
+
+def forward_together(
+    problem: Problem, thetas: Tensor, inputs: Tensor, targets: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return every example's loss and outputs, each at its client's model, with all clients at once under vmap."""
+    ends = sizes.cumsum(0)
+    rows = [torch.arange(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
+    padded = pad_sequence(rows, batch_first=True)  # with the first row of all, which is not read back
+    is_real = torch.arange(padded.shape[1])[None] < sizes[:, None]
+    index = to_device_async(inputs.device, padded)
+    real = to_device_async(inputs.device, is_real.flatten().nonzero().flatten())
+    outputs = vmap(problem.predict)(thetas, inputs[index])
+    losses = vmap(problem.losses)(outputs, targets[index])
+    return losses.flatten()[real], outputs.flatten(0, 1)[real]
+
+
+def compiled(problem: Problem) -> Problem:
+    """Return the same problem whose steps of training are compiled by torch when they are first taken."""
+    return replace(problem, kernels=FastKernels(compiled=compiled_outputs(problem)))

@@ -1,0 +1,108 @@
+"""Replies that are asked with few waits for a GPU, and with all cores of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dqnfed.accel.products import fast_cross_products, fast_gramian
+from dqnfed.accel.reply_stats import NO_STATS, ReplyStats, packed_stats, stats_plan, unpacked_stats
+from dqnfed.accel.transfer import to_device_async
+from dqnfed.core.replies import Replies
+from dqnfed.core.tensors import tensors
+
+FloatArray = NDArray[np.float64]
+U = TypeVar("U", bound=tuple[Any, ...])
+
+
+class FastReplies(Replies[U]):
+    """Replies whose products are computed by all cores of a CPU or in one launch of a GPU.
+
+    Scalars and norms of all fields come from a GPU together, when the first of them is asked for.
+    """
+
+    def __init__(self, updates: U) -> None:
+        super().__init__(updates)
+        self._stats: ReplyStats | None = None
+
+    @property
+    def stats(self) -> ReplyStats:
+        """What is known of the fields; on the host nothing, since there every question is answered on its own."""
+        if self._stats is None:
+            self._stats = self._computed_stats()
+        return self._stats
+
+    def scalars(self, field: str) -> FloatArray:
+        known = self.stats.scalars.get(field)
+        return super().scalars(field) if known is None else known
+
+    def norms(self, field: str) -> FloatArray:
+        known = self.stats.norms.get(field)
+        return super().norms(field) if known is None else known
+
+    def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
+        rows, known = self._rows(field), self.stats.grams.get(field)
+        if known is None:
+            found: FloatArray = fast_gramian(rows, extra).numpy()
+            return found
+        others = [] if extra is None else [extra] if isinstance(extra, Tensor) else extra
+        return np.concatenate([known, *(fast_cross_products(rows, other).numpy() for other in others)], axis=1)
+
+    def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
+        rows = self._field(field)
+        return super().combine(field, to_device_async(rows.device, torch.as_tensor(weights), rows.dtype))
+
+    def take(self, places: Tensor) -> Self:
+        taken = super().take(places)
+        taken._stats = self.stats.take(places.numpy())
+        return taken
+
+    def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
+        scaled = super().scaled(factors, fields)
+        scaled._stats = self.stats.scaled(factors.double().numpy(), fields)
+        return scaled
+
+    def _computed_stats(self) -> ReplyStats:
+        if all(t.device.type == "cpu" for t in tensors(self.updates)):
+            return NO_STATS
+        plan = stats_plan(self.updates)
+        return unpacked_stats(plan, packed_stats(plan, self.updates).cpu().numpy(), len(self))
+
+
+class GraphReplies(FastReplies[U]):
+    """Replies whose statistics were computed with them in a CUDA graph, and are on their way to the host.
+
+    They are waited for at the first question. `on_gram` is called with every field whose products are asked for, so
+    that the next round's graph can compute them too.
+    """
+
+    def __init__(
+        self,
+        updates: U,
+        wait: Callable[[], ReplyStats] = lambda: NO_STATS,
+        on_gram: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(updates)
+        self._wait, self._on_gram = wait, on_gram
+
+    def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
+        self._on_gram(field)
+        return super().gram(field, extra)
+
+    def take(self, places: Tensor) -> Self:
+        taken = super().take(places)
+        taken._on_gram = self._on_gram
+        return taken
+
+    def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
+        scaled = super().scaled(factors, fields)
+        scaled._on_gram = self._on_gram
+        return scaled
+
+    def _computed_stats(self) -> ReplyStats:
+        return self._wait()

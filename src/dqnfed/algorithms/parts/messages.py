@@ -1,0 +1,71 @@
+"""What DQN-Fed's server keeps and sends, and what its clients keep and reply."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dqnfed.algorithms.parts.cache import CacheState
+from dqnfed.algorithms.parts.length import Search
+from dqnfed.algorithms.parts.metric import MetricState
+from dqnfed.algorithms.parts.rates import RateMemory
+from dqnfed.core.trust import TrustState
+
+
+class DescentServer(NamedTuple):
+    theta: Tensor  # [n]
+    theta_before: Tensor  # [n]  the model before the last step
+    step_norm: Tensor  # []      length of the last step
+    n_steps: Tensor  # []
+    metric: MetricState  # secant pairs of the mean loss
+    search: Search  # a step whose length is still sought
+    trust: TrustState  # consistency of the clients' replies
+    cache: CacheState  # last replies of clients that are absent
+
+
+class DescentMemory(NamedTuple):
+    rates: RateMemory  # secant pairs of the client's own loss
+    theta: Tensor  # [n] or [0]       the model of its last reply, when it keeps it
+    gradient: Tensor  # [n] or [0]    its gradient there
+    n_replies: Tensor  # []
+
+
+class First(NamedTuple):  # before any step was made: clients probe their curvature
+    theta: Tensor  # [n]
+
+
+class Models(NamedTuple):  # for cohorts that change from round to round
+    theta: Tensor  # [n]
+    theta_before: Tensor  # [n]
+
+
+class Probe(NamedTuple):  # clients measure their curvature along the first step
+    theta: Tensor  # [n]
+    nearby: Tensor  # [n]
+
+
+class Trial(NamedTuple):  # a candidate of the line search
+    theta: Tensor  # [n]
+
+
+class DescentUpdate(NamedTuple):
+    gradient: Tensor  # [n]
+    rate: Tensor  # []             wanted first-order decrease; NaN: not known yet
+    curvature: Tensor  # []        s'y / s's along the last global step; NaN: not known
+    loss: Tensor  # []
+    gradient_change: Tensor  # [n] or [0]  y, for the server's metric when the cohort changes
+
+
+class LocalUpdate(NamedTuple):
+    gradient: Tensor  # [n]  theta before the local epochs minus theta after them, in the gradient's place
+
+
+class ProbeUpdate(NamedTuple):
+    probed_curvature: Tensor  # []
+    probed_slope: Tensor  # []  the loss' first-order decrease along the step, for a move of length 1
+    probed_loss: Tensor  # []   at the point nearby
+
+
+class TrialUpdate(NamedTuple):
+    trial_loss: Tensor  # []

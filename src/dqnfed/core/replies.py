@@ -1,0 +1,106 @@
+"""What a server may ask of the clients' replies: numbers, products of rows, weighted sums and, last, the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dqnfed.core.tensors import gather, n_rows
+from dqnfed.maths.gramian import combine, gramian
+
+FloatArray = NDArray[np.float64]
+U = TypeVar("U", bound=tuple[Any, ...])
+
+
+class Replies(Generic[U]):
+    """The replies of K clients, in client order; `updates` is the record of their stacked fields, [K, ...] each.
+
+    A method that asks for `scalars` and `combine` alone needs no more than sums; `gram` needs the products of every two
+    replies; a method that asks for `rows` sees every reply.
+    """
+
+    def __init__(self, updates: U) -> None:
+        self.updates = updates
+
+    def __len__(self) -> int:
+        return n_rows(self.updates)
+
+    @property
+    def kind(self) -> type[U]:
+        """The type of the replies."""
+        return type(self.updates)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the replies' fields."""
+        record: Any = self.updates
+        names: tuple[str, ...] = record._fields
+        return names
+
+    def scalars(self, field: str) -> FloatArray:
+        """Return a field that is one number a client, [K], in float64 on the host."""
+        found: FloatArray = self._field(field).double().cpu().numpy()
+        return found
+
+    def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
+        """Return the products of the field's rows with each other [K, K]; then with the `extra` rows [K, K + R]."""
+        found: FloatArray = gramian(self._rows(field), extra).numpy()
+        return found
+
+    def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
+        """Return sum_k weights_k row_k, in the shape, the precision and on the device of one row."""
+        return combine(torch.as_tensor(weights), self._rows(field)).view(self._field(field).shape[1:])
+
+    def rows(self, field: str) -> Tensor:
+        """Return the field of every client, [K, ...]."""
+        return self._field(field)
+
+    def mean(self, field: str, weights: Tensor | None = None) -> Tensor:
+        """Return the mean of the field's rows, weighted by `weights` / sum(weights) if given."""
+        if weights is None:
+            weights = torch.ones(len(self), dtype=torch.float64)
+        total = weights.sum()
+        if not bool(total > 0) or bool((weights < 0).any()):
+            raise ValueError(
+                f"weights of a mean must be non-negative with a positive sum, but they are {weights.tolist()}; "
+                "use example counts, or None for equal weights."
+            )
+        return self.combine(field, weights.double() / total)
+
+    def dtype(self, field: str) -> torch.dtype:
+        """Return the precision in which clients sent the field."""
+        return self._field(field).dtype
+
+    def norms(self, field: str) -> FloatArray:
+        """Return the Euclidean norm of the field of every client, [K]."""
+        found: FloatArray = torch.linalg.vector_norm(self._rows(field), dim=1).double().cpu().numpy()
+        return found
+
+    def take(self, places: Tensor) -> Self:
+        """Return the replies at these places."""
+        return type(self)(gather(self.updates, places))
+
+    def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
+        """Return the replies with these fields of theirs multiplied by the clients' factors [K]."""
+
+        def by_factor(t: Tensor) -> Tensor:
+            return t * factors.to(t.device, t.dtype).view(-1, *[1] * (t.dim() - 1))
+
+        record: Any = self.updates
+        changed = {name: by_factor(getattr(record, name)) for name in fields if name in self.fields}
+        return type(self)(record._replace(**changed))
+
+    def _field(self, name: str) -> Tensor:
+        found: Any = self.updates
+        for part in name.split("."):  # "code.values": a field of a record inside the reply
+            found = getattr(found, part)
+        return found  # type: ignore[no-any-return]
+
+    def _rows(self, name: str) -> Tensor:
+        found = self._field(name)
+        return found.flatten(1) if found.dim() > 1 else found.unsqueeze(1)

@@ -1,0 +1,160 @@
+"""Consistency of a client's replies: over a step s its loss must change by (g + g')'s / 2, up to terms of third order.
+
+g and g' are its gradients at the two ends. A client that turns or enlarges its gradient but reports its true loss is
+inconsistent; one that makes up a loss to match cannot be told from a client with unusual data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import Cohort
+from dqnfed.core.replies import FloatArray, Replies
+from dqnfed.maths.directions import drop_outlier_rows
+from dqnfed.maths.solvers import BoolArray
+from dqnfed.maths.step_length import rate_excess, trapezoid_shortfall
+
+MAX_SHORTFALL = 0.5  # honest clients stay below 0.3 on networks, a reversed gradient is above 1 where slopes agree
+OK, LOSS, RATE, CONFLICT = range(4)  # verdicts
+REASONS = (
+    "",
+    "loss does not change as its gradient says",
+    "rate is larger than its loss allows",
+    "rate leaves the others no common descent, or a far longer one",
+)
+
+
+class TrustState(NamedTuple):
+    """What clients claimed about the last step, and how far it was true; [C] by client number, or [0] if unused."""
+
+    floor: Tensor  # []     no loss is below it
+    scale: Tensor  # []     the largest median loss so far: differences of losses are rounded like it
+    losses: Tensor  # [C]   at the model before the last step; NaN: no reply then
+    slopes: Tensor  # [C]   first-order changes over the last step, by the gradients before it
+    doubts: Tensor  # [C]   share of the claimed change that the losses did not show, at the last reply
+    verdicts: Tensor  # [C] whether and why the client is left out of this round's step
+
+
+@dataclass(frozen=True)
+class Trust:
+    """At most `drop_share` of a cohort is left out: inconsistent clients, then those that distort the step."""
+
+    drop_share: float = 0.0  # 0: everybody is trusted
+    drop_stretch: float = inf  # a client that makes the step this many times longer may be left out too
+    checks_rates: bool = True  # whether a rate above twice what the loss can fall by is inconsistent
+
+    def init(self, n_clients: int, floor: float) -> TrustState:
+        """Return the record before the first round."""
+        unknown = torch.full((n_clients if self.drop_share > 0.0 else 0,), torch.nan, dtype=torch.float64)
+        scale, verdicts = torch.zeros((), dtype=torch.float64), torch.full(unknown.shape, OK, dtype=torch.int64)
+        return TrustState(torch.tensor(floor), scale, unknown, unknown.clone(), torch.zeros_like(unknown), verdicts)
+
+    def check_replies(self, state: TrustState, replies: Replies[Any], cohort: Cohort, move: Tensor) -> TrustState:
+        """Return the record with the verdicts on this round's replies; `move` is theta's last change."""
+        if not self.drop_share or "loss" not in replies.fields:  # updates of local SGD claim nothing
+            return state._replace(verdicts=torch.full_like(state.verdicts, OK))
+        losses = replies.scalars("loss")
+        state = state._replace(scale=state.scale.clamp(min=float(np.median(np.abs(losses)))))
+        slopes = unclipped(replies.gram("gradient", move[None])[:, -1], cohort)
+        found = self._shortfall(state, replies, "loss", cohort, state.slopes[cohort.clients].numpy(), slopes)
+        excess = np.zeros(len(losses))
+        if self.checks_rates:
+            excess = rate_excess(unclipped(replies.scalars("rate"), cohort), losses - float(state.floor))
+        return self._with_verdicts(state, cohort, found, excess)
+
+    def check_ahead(
+        self, state: TrustState, replies: Replies[Any], field: str, cohort: Cohort, length: float
+    ) -> TrustState | None:
+        """Return the record after clients measured losses a share `length` of u ahead; None: nobody new stands out."""
+        if not self.drop_share:
+            return None
+        claimed = length * state.slopes[cohort.clients].numpy()
+        found = self._shortfall(state, replies, field, cohort, claimed, claimed)
+        known_rates = np.where(state.verdicts[cohort.clients].numpy() == RATE, np.inf, 0.0)
+        checked = self._with_verdicts(state, cohort, found, known_rates)
+        n_before, n_after = (int(((s.verdicts == LOSS) | (s.verdicts == RATE)).sum()) for s in (state, checked))
+        return checked if n_after > n_before else None
+
+    def trusted(self, state: TrustState, cohort: Cohort) -> BoolArray:
+        """Return which clients of the cohort are not left out."""
+        everybody = np.ones(len(cohort.clients), dtype=np.bool_)
+        return (state.verdicts[cohort.clients] == OK).numpy() if self.drop_share else everybody
+
+    def without_untrusted(
+        self, state: TrustState, replies: Replies[Any], cohort: Cohort
+    ) -> tuple[Replies[Any], Cohort]:
+        """Return the trusted clients' replies, and their cohort of a federation without the others."""
+        kept = torch.from_numpy(np.flatnonzero(self.trusted(state, cohort)))
+        n_dropped = len(cohort.clients) - len(kept)
+        if not n_dropped:
+            return replies, cohort
+        part = Cohort(cohort.clients[kept], cohort.n_examples[kept], cohort.n_clients - n_dropped, cohort.round)
+        return replies.take(kept), part
+
+    def without_outliers(
+        self, state: TrustState, M: FloatArray, rates: FloatArray, cohort: Cohort, ridge: float
+    ) -> BoolArray:
+        """Return which rows the step is for: without those that leave no step, or only a far longer one."""
+        n_more = self._may_drop(cohort) - int((state.verdicts != OK).sum())
+        if n_more <= 0:
+            return np.ones(len(rates), dtype=np.bool_)
+        share = n_more / len(rates)
+        return drop_outlier_rows(M, rates, ridge=ridge, max_share=share, stretch=self.drop_stretch)
+
+    def record_claims(
+        self, state: TrustState, replies: Replies[Any], cohort: Cohort, u: Tensor, conflicting: Tensor
+    ) -> TrustState:
+        """Return the record of losses and slopes along u before the step; `conflicting` clients are left out of it."""
+        if not self.drop_share:
+            return state
+        state = state._replace(verdicts=state.verdicts.index_fill(0, conflicting, CONFLICT))
+        if "loss" not in replies.fields:
+            return state
+        unknown = torch.full_like(state.losses, torch.nan)
+        slopes = unclipped(replies.gram("gradient", u[None])[:, -1], cohort)
+        return state._replace(
+            losses=unknown.index_copy(0, cohort.clients, torch.from_numpy(replies.scalars("loss"))),
+            slopes=unknown.index_copy(0, cohort.clients, torch.from_numpy(-slopes)),
+        )
+
+    def left_out(self, state: TrustState) -> tuple[tuple[int, str], ...]:
+        """Return the clients that are left out of this round's step, and why."""
+        clients = (state.verdicts != OK).nonzero().flatten().tolist()
+        return tuple((client, REASONS[int(state.verdicts[client])]) for client in clients)
+
+    def _may_drop(self, cohort: Cohort) -> int:
+        return int(self.drop_share * len(cohort.clients) + 1e-9)
+
+    def _shortfall(
+        self,
+        state: TrustState,
+        replies: Replies[Any],
+        field: str,
+        cohort: Cohort,
+        before: FloatArray,
+        after: FloatArray,
+    ) -> FloatArray:
+        change = replies.scalars(field) - state.losses[cohort.clients].numpy()
+        return trapezoid_shortfall(before, after, change, torch.finfo(replies.dtype(field)).eps * float(state.scale))
+
+    def _with_verdicts(self, state: TrustState, cohort: Cohort, found: FloatArray, excess: FloatArray) -> TrustState:
+        """Return the record with new doubts, old ones where there are none (NaN), and the worst clients left out."""
+        clients = cohort.clients
+        doubts = np.where(np.isfinite(found), found, state.doubts[clients].numpy())
+        worst = np.maximum(doubts, excess)
+        suspects = np.argsort(-worst, kind="stable")[: self._may_drop(cohort)]
+        verdicts = torch.full_like(state.verdicts, OK)
+        for k in suspects[worst[suspects] > MAX_SHORTFALL]:
+            verdicts[clients[k]] = RATE if excess[k] > MAX_SHORTFALL else LOSS
+        return state._replace(doubts=state.doubts.index_copy(0, clients, torch.from_numpy(doubts)), verdicts=verdicts)
+
+
+def unclipped(values: FloatArray, cohort: Cohort) -> FloatArray:
+    """Return numbers that grow with a reply's size as they were before replies were clipped."""
+    return values if cohort.factors is None else values / cohort.factors.numpy()

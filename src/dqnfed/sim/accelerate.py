@@ -1,0 +1,114 @@
+"""The one module that chooses from `dqnfed.accel`; without that package every computation has its plain form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.federation import Federation
+from dqnfed.core.kernels import PLAIN
+from dqnfed.core.problem import Problem
+from dqnfed.core.replies import Replies
+from dqnfed.core.runners import CohortRunner, vectorised
+
+
+class Acceleration(Protocol):
+    """What may be computed in a faster form; every form gives the same results but for rounding."""
+
+    def problem(self, problem: Problem) -> Problem:
+        """Return the problem with kernels for gradients, local SGD and evaluation."""
+
+    def replies(self, updates: Any) -> Replies[Any]:
+        """Return stacked updates as replies."""
+
+    @contextmanager
+    def memory(self) -> Iterator[Callable[[], None]]:
+        """Manage the process's memory during a run; gives a function to be called after every round."""
+
+
+class Plain:
+    """Everything in its plain form."""
+
+    def problem(self, problem: Problem) -> Problem:
+        return replace(problem, kernels=PLAIN)
+
+    def replies(self, updates: Any) -> Replies[Any]:
+        return Replies(updates)
+
+    @contextmanager
+    def memory(self) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+
+def is_installed() -> bool:
+    """Return whether the faster forms are installed."""
+    return find_spec("dqnfed.accel") is not None
+
+
+def acceleration(*, enabled: bool = True) -> Acceleration:
+    """Return the faster forms where they are installed and wanted, else the plain ones."""
+    if not enabled or not is_installed():
+        return Plain()
+    chosen: Acceleration = import_module("dqnfed.accel").Accelerated()
+    return chosen
+
+
+def automatic(algorithm: AnyAlgorithm, problem: Problem, federation: Federation) -> CohortRunner:
+    """Return the fastest runner for this model on its device, by a rule; without the faster forms, plain vmap."""
+    if not is_installed():
+        return vectorised()
+    return _runner("automatic", algorithm, problem, federation)
+
+
+def threads(workers: int | None = None) -> CohortRunner:
+    """Return the runner that spreads the clients over the cores, for models whose work is worth a thread."""
+    return _runner("threads", workers)
+
+
+def streams(n_streams: int = 5) -> CohortRunner:
+    """Return the runner for convolutional networks on a GPU: clients in parallel on streams of its own."""
+    return _runner("streams", n_streams)
+
+
+def graphed(*, emulate: bool = False) -> CohortRunner:
+    """Return the runner that captures a cohort's step in a CUDA graph; `emulate` does so on a CPU, for tests."""
+    return _runner("graph_runner", emulate=emulate, function="graphed")
+
+
+def ray_cluster(federation: Federation, *, workers: int | None = None, address: str | None = None) -> CohortRunner:
+    """Return the runner that spreads this federation's clients over a Ray cluster."""
+    return _runner("ray_cluster", federation, workers=workers, address=address)
+
+
+def compiled(problem: Problem) -> Problem:
+    """Return the same problem whose steps of training are compiled by torch when they are first taken."""
+    changed: Problem = _function("kernels", "compiled")(problem)
+    return changed
+
+
+def with_features(problem: Problem, federation: Federation) -> tuple[Problem, Federation]:
+    """Return a problem of the same values on examples to which the first layers were applied, where that pays."""
+    if not is_installed():
+        return problem, federation
+    changed: tuple[Problem, Federation] = _function("features", "with_features")(problem, federation)
+    return changed
+
+
+def _runner(module: str, *given: Any, function: str | None = None, **settings: Any) -> CohortRunner:
+    runner: CohortRunner = _function(module, function or module)(*given, **settings)
+    return runner
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    if not is_installed():
+        raise ValueError(
+            f"`{name}` is part of the package dqnfed.accel, which is not installed here; `vectorised()` and `looped()` "
+            "give the same results."
+        )
+    found: Callable[..., Any] = getattr(import_module(f"dqnfed.accel.{module}"), name)
+    return found

@@ -1,0 +1,171 @@
+"""From a federation to the tasks of one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
+from dqnfed.core.federation import Federation
+from dqnfed.core.local_work import LocalWork, draw_batches
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.seeds import numpy_seed_for, seed_for
+
+
+@lru_cache(maxsize=4)  # the next round's are asked for ahead of it
+def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
+    """Return the clients of a round, uniform without replacement, ascending; the same for every method."""
+    if size >= n_clients:
+        return torch.arange(n_clients)
+    chosen = numpy_seed_for(seed, round, purpose="cohort").choice(n_clients, size=size, replace=False)
+    return torch.from_numpy(np.sort(chosen))
+
+
+@lru_cache(maxsize=8)
+def _filled(value: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of one number; nothing writes into it, so that every round's tasks may hold the same."""
+    return torch.full(shape, value, dtype=dtype, device=device)
+
+
+def _moved(t: Tensor, device: torch.device) -> Tensor:
+    return t.to(device, non_blocking=True)
+
+
+class TaskBuilder:
+    """Builds the tasks of a cohort; the last cohort's examples are kept, since they often come again."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        problem: Problem,
+        algorithm: AnyAlgorithm,
+        seed: int,
+        *,
+        numbers: Sequence[int] | None = None,  # the clients' numbers, where this federation is a part of a larger one
+    ) -> None:
+        self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
+        trains = isinstance(algorithm, LocalWork)  # a method without settings of the local work makes one full pass
+        self._epochs: int = algorithm.epochs if trains else 1
+        self._batch_size: int | None = algorithm.batch_size if trains else None
+        self._lr_at: Callable[[int], float] = algorithm.lr_at if trains else lambda _: 0.0
+        self._numbers = range(federation.n_clients) if numbers is None else numbers
+        self._sizes: list[int] = federation.n_examples.tolist()
+        starts, size = federation.train.starts, self._sizes[0]
+        is_even = len(federation.train.inputs) == size * len(self._sizes) and set(self._sizes) == {size}
+        self._common_size = size if is_even and int(starts[0]) == 0 else None  # where all clients have as many examples
+        self._last: tuple[list[int], tuple[Tensor, Tensor]] | None = None
+        self._held: tuple[Tensor, Task] | None = None
+        self._drawn: tuple[tuple[list[int], int], Task] | None = None
+        self._ahead: tuple[tuple[list[int], int], Task] | None = None
+        self._each: tuple[tuple[list[int], int], list[Task]] | None = None
+
+    def stacked(self, clients: Tensor, round: int) -> Task:
+        """Return the clients' tasks, stacked and padded to the largest; every phase of a round gets the same."""
+        indexed = self.task_indices(clients, round)
+        if self._held is None or self._held[0] is not indexed.inputs:  # the same cohort has the same rows
+            self._held = (indexed.inputs, self.gather_examples(indexed))
+        return indexed._replace(inputs=self._held[1].inputs, targets=self._held[1].targets)
+
+    def task_indices(self, clients: Tensor, round: int) -> Task:
+        """Return what `stacked` does, but for inputs the numbers of their rows [K, N], and no targets.
+
+        Where all clients have as many examples, their own numbers [K] say as much.
+        """
+        key = (clients.tolist(), round)
+        if self._drawn is None or self._drawn[0] != key:
+            is_ready = self._ahead is not None and self._ahead[0] == key
+            self._drawn = self._ahead if is_ready else (key, self._task(clients, round))
+        assert self._drawn is not None
+        return self._drawn[1]
+
+    def gather_examples(self, indexed: Task) -> Task:
+        """Return the tasks with the examples whose rows are given; what it reads stays where it is, as graphs need.
+
+        Tasks that have their examples keep them.
+        """
+        if indexed.targets.numel():
+            return indexed
+        inputs, targets, _ = self._federation.train
+        if self._common_size is not None:
+            by_client = (len(self._sizes), self._common_size)
+            inputs, targets = inputs.unflatten(0, by_client), targets.unflatten(0, by_client)
+        return indexed._replace(inputs=inputs[indexed.inputs], targets=targets[indexed.inputs])
+
+    def prefetch(self, clients: Tensor, round: int) -> None:
+        """Draw the tasks that will be asked for next."""
+        self._ahead = ((clients.tolist(), round), self._task(clients, round))
+
+    def per_client(self, clients: Tensor, round: int) -> list[Task]:
+        """Return the clients' tasks one by one: views of the examples, not padded; every phase gets the same."""
+        key = (clients.tolist(), round)
+        if self._each is None or self._each[0] != key:
+            self._each = (key, self._tasks_one_by_one(key[0], round))
+        return self._each[1]
+
+    def _tasks_one_by_one(self, clients: list[int], round: int) -> list[Task]:
+        train, theta0 = self._federation.train, self._problem.theta0
+        lr = torch.tensor(self._lr_at(round), dtype=theta0.dtype, device=theta0.device)
+        noise = _moved(self._noise(torch.tensor(clients), round), theta0.device)
+        starts = train.starts.tolist()
+        tasks = []
+        for k, c in enumerate(clients):
+            rows = slice(starts[c], starts[c + 1])
+            inputs, targets = train.inputs[rows], train.targets[rows]
+            mask = theta0.new_ones(len(inputs))
+            tasks.append(
+                Task(inputs, targets, mask, _moved(self._drawn_batches(c, round), inputs.device), noise[k], lr)
+            )
+        return tasks
+
+    def _task(self, clients: Tensor, round: int) -> Task:
+        theta0, K = self._problem.theta0, clients.shape[0]
+        examples, mask = self._rows(clients)
+        return Task(
+            examples,
+            _filled(0, (K, 0), examples.dtype, examples.device),
+            mask,
+            self._batches(clients, round),
+            _moved(self._noise(clients, round), theta0.device),
+            _filled(self._lr_at(round), (K,), theta0.dtype, theta0.device),
+        )
+
+    def _noise(self, clients: Tensor, round: int) -> Tensor:
+        algorithm = self._algorithm
+        if type(algorithm).noise is Algorithm.noise:
+            return _filled(0.0, (clients.shape[0], 0), self._problem.theta0.dtype, self._problem.theta0.device)
+        generators = [seed_for(self._seed, round, self._numbers[c], "noise") for c in clients.tolist()]
+        return torch.stack([algorithm.noise(self._problem, generator) for generator in generators])
+
+    def _rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        who = clients.tolist()
+        if self._last is None or self._last[0] != who:
+            theta0 = self._problem.theta0
+            if self._common_size is not None:
+                rows, mask = clients, _filled(1.0, (len(who), self._common_size), theta0.dtype, theta0.device)
+            else:
+                rows, real = self._federation.train.padded_rows(clients)
+                mask = _moved(real.to(theta0.dtype), theta0.device)
+            self._last = (who, (_moved(rows, self._federation.train.inputs.device), mask))
+        return self._last[1]
+
+    def _batches(self, clients: Tensor, round: int) -> Tensor:
+        place = self._federation.train.inputs.device
+        if self._batch_size is None:
+            return _filled(0, (clients.shape[0], self._epochs, 0), torch.long, place)
+        drawn = [self._drawn_batches(c, round) for c in clients.tolist()]
+        if len({batches.shape for batches in drawn}) == 1:
+            return _moved(torch.stack(drawn), place)
+        return _moved(pad_sequence(drawn, batch_first=True, padding_value=-1), place)
+
+    def _drawn_batches(self, client: int, round: int) -> Tensor:
+        return draw_batches(
+            self._sizes[client],
+            epochs=self._epochs,
+            batch_size=self._batch_size,
+            generator=seed_for(self._seed, round, self._numbers[client], "batches"),
+        )

@@ -1,0 +1,39 @@
+"""What a method's server asks of the replies is what the method declares: sums, products or rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from dqnfed.algorithms import REGISTRY
+from dqnfed.sim.engine import cohort_size
+from tests.contract.cases import METHODS, share_for, suited_case
+from tests.helpers.recording import LEVELS, Asked
+from tests.helpers.turns import played_turns
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_first_need_is_that_of_the_default_method(name: str) -> None:
+    case = suited_case(name)
+    n_clients = case.federation.n_clients
+    prepared = REGISTRY[name]().prepare(case.problem, n_clients, n_clients)
+    assert prepared.info.needs[0].split()[0] == prepared.needs
+
+
+@pytest.mark.parametrize("share", [1.0, 2 / 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_server_asks_exactly_for_what_it_needs(name: str, share: float) -> None:
+    case, asked = suited_case(name), Asked()
+    n_clients = case.federation.n_clients
+    size = cohort_size(share_for(name, case, share), n_clients)
+    played_turns(REGISTRY[name](), case, rounds=4, cohort_size=size, replies=asked)
+    prepared = REGISTRY[name]().prepare(case.problem, n_clients, size)
+    assert asked.level == prepared.needs
+    assert any(need.split()[0] == asked.level for need in prepared.info.needs), "this level is not declared"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_needs_start_with_a_known_word(name: str) -> None:
+    needs = REGISTRY[name].info.needs
+    assert {need.split()[0] for need in needs} <= set(LEVELS)
+    assert needs[0] in LEVELS, "the first entry is the level alone; when more or less is asked is said in further ones"
+    assert all(len(need.split()) > 1 for need in needs[1:])

@@ -1,0 +1,269 @@
+"""No setting is dead: changed alone from its default it changes the run, or it is refused or named as unused."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dqnfed import Evaluation, Policy, vectorised
+from dqnfed.algorithms import REGISTRY
+from dqnfed.core.algorithm import LOCAL_WORK, AnyAlgorithm, default_of, hyperparameters
+from dqnfed.core.local_work import LocalWork
+from dqnfed.sim.engine import cohort_size, fresh_state, run_round
+from dqnfed.sim.state import Setup, State
+from dqnfed.sim.tasks import TaskBuilder
+from tests.contract.cases import METHODS
+from tests.helpers.bowls import Case, network_bowl, softmax_bowl
+from tests.helpers.recording import LEVELS, Asked
+from tests.helpers.turns import relative_distance
+
+ROUNDS = 12
+CASES = {"convex": softmax_bowl(n_inputs=2), "network": network_bowl(n_inputs=2)}
+SHARES = (1.0, 0.5)
+DIFFERENT = 1e-9  # relative; below this two runs differ by roundings alone
+
+# Changed values where the rule by type (see `changed_values`) gives none that means anything.
+VALUES: dict[str, Any] = {
+    "batch_size": 3,
+    "momentum": 0.5,
+    "weight_decay": 0.1,
+    "lr_decay": 0.5,
+}
+MORE_ROUNDS: dict[str, int] = {}  # methods with stages that are longer than `ROUNDS`
+# Settings that change nothing when changed alone here, and why that is no fault.
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+
+class Context(NamedTuple):
+    """On which problem, and with what share of the clients in a round."""
+
+    kind: str
+    share: float
+
+
+class Snapshot(NamedTuple):
+    """What can be seen after a round."""
+
+    models: list[Tensor]  # theta, and what is evaluated for every client
+    facts: dict[str, Any]  # status, traffic, who was dropped or clipped
+    passes: float
+
+
+class Trajectory:
+    """The rounds of one method in one context, computed as far as they are asked for."""
+
+    def __init__(self, algorithm: AnyAlgorithm, context: Context) -> None:
+        case = CASES[context.kind]
+        size = cohort_size(context.share, case.federation.n_clients)
+        self.prepared = algorithm.prepare(case.problem, case.federation.n_clients, size)
+        self.asked = Asked()
+        self._rounds: list[Snapshot] = []
+        self._more = self._snapshots(case, size)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        place = 0
+        while True:
+            if place == len(self._rounds):
+                following = next(self._more, None)
+                if following is None:
+                    return
+                self._rounds.append(following)
+            yield self._rounds[place]
+            place += 1
+
+    def _snapshots(self, case: Case, size: int) -> Iterator[Snapshot]:
+        problem, federation, _ = case
+        setup = Setup(
+            self.prepared,
+            problem,
+            federation,
+            10**6,
+            size,
+            0,
+            vectorised(),
+            Evaluation(every=10**6, participants=False),
+            Policy(),
+            TaskBuilder(federation, problem, self.prepared, 0),
+            replies=self.asked,
+        )
+        state = fresh_state(setup)
+        while not state.stopped:
+            record, _ = run_round(setup, state)
+            facts = {key: record[key] for key in ("status", "clients", "bytes_up", "bytes_down", "dropped", "clipped")}
+            yield Snapshot([state.server.theta, *evaluated_models(setup, state)], facts, record["passes"])
+
+
+def evaluated_models(setup: Setup, state: State) -> list[Tensor]:
+    """Return the models that are evaluated: global ones, or every client's own."""
+    algorithm, everyone = setup.algorithm, torch.arange(setup.federation.n_clients)
+    if not algorithm.info.personal:
+        return list(algorithm.models(state.server, None).values())
+    memory = state.memory.get(everyone, setup.tasks.stacked(everyone, state.round))
+    return list(vmap(lambda kept: algorithm.models(state.server, kept))(memory).values())
+
+
+@cache
+def trajectory(name: str, context: Context, changes: tuple[tuple[str, Any], ...] = ()) -> Trajectory | str:
+    """Return the rounds of a method with some settings changed, or why it refuses them."""
+    try:
+        return Trajectory(REGISTRY[name](**dict(changes)), context)
+    except ValueError as refusal:
+        return str(refusal)
+
+
+def contexts(name: str) -> list[Context]:
+    kinds = [kind for kind in CASES if kind in REGISTRY[name].info.problem_kinds]
+    return [Context(kind, share) for share in SHARES for kind in kinds]
+
+
+def is_close(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(is_close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=DIFFERENT) or (math.isnan(one) and math.isnan(other))
+    return bool(one == other)
+
+
+def differs(one: Snapshot, other: Snapshot) -> bool:
+    """Return whether a user could tell the rounds apart, by more than roundings."""
+    if not is_close(one.facts, other.facts):
+        return True
+    pairs = zip(one.models, other.models, strict=True)
+    return any(not relative_distance(a, b) <= DIFFERENT for a, b in pairs if not torch.equal(a, b))
+
+
+def has_effect(name: str, one: Trajectory, other: Trajectory) -> bool:
+    """Return whether the two runs part within a reasonable number of rounds."""
+    ended = Snapshot([], {"status": "ended"}, 0.0)
+    first, second = iter(one), iter(other)
+    for _ in range(MORE_ROUNDS.get(name, ROUNDS)):
+        a, b = next(first, ended), next(second, ended)
+        if a is b:  # both ended
+            return False
+        if differs(a, b):
+            return True
+    return False
+
+
+def is_untouched(one: Trajectory, other: Trajectory, rounds: int = 4) -> bool:
+    """Return whether the two runs have the same bits, traffic and passes for some rounds."""
+    for _, a, b in zip(range(rounds), one, other, strict=False):
+        if a.facts != b.facts or a.passes != b.passes or not all(map(torch.equal, a.models, b.models)):
+            return False
+    return True
+
+
+def choices_of(name: str, field: str) -> list[str]:
+    """Return the values of a named option, from the error message about one that does not exist."""
+    try:
+        REGISTRY[name](**{field: "no such choice"})
+    except ValueError as error:
+        found = re.search(rf"`{field}` must be one of (.+), but is", str(error))
+        if found:
+            return [choice.strip("' ") for choice in found[1].split(",")]
+    source = "".join(inspect.getsource(kind) for kind in REGISTRY[name].__mro__ if kind is not object)
+    comment = re.search(rf"^    {field}: .*#(.*)$", source, re.MULTILINE)
+    assert comment, f"{name}.{field}: neither an error message nor a comment names its choices"
+    return [part.split()[0].strip(";,:") for part in re.sub(r"\(.*?\)", "", comment[1]).split("|")]
+
+
+def changed_values(name: str, field: str) -> list[Any]:
+    """Return other values of a setting: floats times 1.7, other whole numbers, the other choices."""
+    default = default_of(REGISTRY[name], field)
+    if field in VALUES:
+        return [VALUES[field]]
+    if isinstance(default, bool):
+        return [not default]
+    if isinstance(default, str):
+        return [choice for choice in choices_of(name, field) if choice != default]
+    if isinstance(default, int):
+        return [in_range(name, field, [default + 1, default - 1] if default < 5 else [2])]
+    if isinstance(default, float):
+        usual = 0.3 if default == 0 else 2.0 if math.isinf(default) else 1.7 * default
+        return [in_range(name, field, [usual, 0.6 * default])]
+    annotation = next(str(f.type) for f in fields(REGISTRY[name]) if f.name == field)
+    assert default is None, f"{name}.{field}: no rule changes {default!r}"
+    return [in_range(name, field, [0.3, 3.0] if "float" in annotation else [2, 1])]
+
+
+def in_range(name: str, field: str, candidates: list[Any]) -> Any:
+    """Return the first candidate that is inside the setting's range."""
+    for value in candidates:
+        try:
+            REGISTRY[name](**{field: value})
+        except ValueError as error:
+            if f"`{field}` must be in" in str(error):
+                continue
+        return value
+    raise AssertionError(f"{name}.{field}: none of {candidates} is in its range; add a value to `VALUES`")
+
+
+OWN = [
+    (name, field, value)
+    for name in METHODS
+    for field in hyperparameters(REGISTRY[name])
+    for value in changed_values(name, field)
+]
+SHARED = [
+    (name, field, value)
+    for name in METHODS
+    if issubclass(REGISTRY[name], LocalWork)
+    for field in LOCAL_WORK
+    for value in changed_values(name, field)
+]
+
+
+def is_declared_unused(run: Trajectory, field: str) -> bool:
+    return isinstance(run.prepared, LocalWork) and field in run.prepared.unused()
+
+
+def check_effect(name: str, field: str, value: Any, base: tuple[tuple[str, Any], ...] = ()) -> list[str]:
+    """Check that a change has an effect in some context where it is accepted and used; return all refusals."""
+    refusals, tried = [], []
+    for context in contexts(name):
+        default = trajectory(name, context, base)
+        if isinstance(default, str):
+            continue
+        changed = trajectory(name, context, (*base, (field, value)))
+        if isinstance(changed, str):
+            assert field in changed, f"the refusal does not name `{field}`: {changed}"
+            refusals.append(changed)
+        elif is_declared_unused(changed, field):
+            assert is_untouched(default, changed), f"`{field}` is declared unused, but changes the run in {context}"
+        elif has_effect(name, default, changed):
+            level, needs = changed.asked.level, changed.prepared.needs
+            assert LEVELS.index(level) <= LEVELS.index(needs), f"the server asks for {level}, but declares {needs}"
+            return refusals
+        else:
+            tried.append(context)
+    assert not tried, f"`{field}` = {value!r} changes nothing in {tried}"
+    return refusals
+
+
+@pytest.mark.parametrize(("name", "field", "value"), OWN)
+def test_a_methods_own_setting_has_an_effect_or_is_refused(name: str, field: str, value: Any) -> None:
+    if (name, field) in EXCEPTIONS:
+        pytest.skip(EXCEPTIONS[name, field])
+    check_effect(name, field, value)
+
+
+@pytest.mark.parametrize(("name", "field", "value"), SHARED)
+def test_a_shared_setting_has_an_effect_or_is_refused_or_named_as_unused(name: str, field: str, value: Any) -> None:
+    check_effect(name, field, value)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if issubclass(REGISTRY[name], LocalWork)])
+def test_the_period_of_the_decay_counts_where_the_rate_decays(name: str) -> None:
+    check_effect(name, "lr_decay_every", 2, base=(("lr_decay", 0.5),))

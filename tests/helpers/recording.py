@@ -1,0 +1,72 @@
+"""Replies that note what a server asks of them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Self, TypeVar
+
+from torch import Tensor
+
+from dqnfed.core.replies import FloatArray, Replies
+
+U = TypeVar("U", bound=tuple[Any, ...])
+LEVELS = ("sum", "gram", "rows")  # each includes those before it; one number a client is allowed at every level
+
+
+class Asked:
+    """Makes replies from stacked updates, and notes the strongest question that any of them is asked."""
+
+    def __init__(self) -> None:
+        self.level = LEVELS[0]
+
+    def __call__(self, updates: Any) -> Replies[Any]:
+        return Recorded(updates, self)
+
+    def note(self, level: str) -> None:
+        self.level = max(self.level, level, key=LEVELS.index)
+
+
+class Recorded(Replies[U], Generic[U]):
+    """Replies whose rows are behind questions; to reach for `updates` is to ask for all rows."""
+
+    def __init__(self, updates: U, asked: Asked) -> None:
+        self._plain, self._asked = Replies(updates), asked
+
+    @property
+    def updates(self) -> U:  # type: ignore[override]
+        self._asked.note("rows")
+        return self._plain.updates
+
+    @property
+    def kind(self) -> type[U]:
+        return self._plain.kind
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    def scalars(self, field: str) -> FloatArray:
+        found = self._plain.scalars(field)
+        assert found.ndim == 1, f"'{field}' is no number a client, but has the shape {found.shape}"
+        return found
+
+    def norms(self, field: str) -> FloatArray:
+        return self._plain.norms(field)
+
+    def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
+        return self._plain.combine(field, weights)
+
+    def mean(self, field: str, weights: Tensor | None = None) -> Tensor:
+        return self._plain.mean(field, weights)
+
+    def gram(self, field: str, extra: Tensor | None = None) -> FloatArray:
+        self._asked.note("gram")
+        return self._plain.gram(field, extra)
+
+    def rows(self, field: str) -> Tensor:
+        self._asked.note("rows")
+        return self._plain.rows(field)
+
+    def take(self, places: Tensor) -> Self:
+        return type(self)(self._plain.take(places).updates, self._asked)
+
+    def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
+        return type(self)(self._plain.scaled(factors, fields).updates, self._asked)

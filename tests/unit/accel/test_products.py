@@ -1,0 +1,97 @@
+"""The faster products are the plain ones, and copy nothing as large as the rows."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+import torch
+
+from dqnfed.accel.products import (
+    DEVICE_BLOCK,
+    _gramian_strip,
+    device_gramian,
+    device_products,
+    fast_cross_products,
+    fast_gramian,
+)
+from dqnfed.maths.gramian import BLOCK, squared_norms
+from tests.helpers.rows import gaussian_rows
+
+
+@pytest.mark.parametrize("n", [5, DEVICE_BLOCK, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_across_two_sets_of_rows(n: int, dtype: torch.dtype) -> None:
+    G, H = gaussian_rows(5, n).to(dtype), gaussian_rows(3, n, seed=1).to(dtype)
+    rtol = 1e-12 if dtype == torch.float64 else 1e-5
+    for found in (fast_cross_products(G, H), device_products(G, H)):
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, G.double() @ H.double().T, rtol=rtol, atol=rtol * n**0.5)
+
+
+@pytest.mark.parametrize("block", [1, 7, 100, 4096])
+def test_the_block_size_does_not_matter(block: int) -> None:
+    G, extra = gaussian_rows(5, 100), gaussian_rows(3, 100, seed=1)
+    expected = torch.cat([G @ G.T, G @ extra.T], dim=1)
+    torch.testing.assert_close(fast_gramian(G, extra, block=block), expected, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(fast_gramian(G, (extra[:1], extra[1:]), block=block), expected, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(device_products(G, extra, block=block), G @ extra.T, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sums_are_float64_whatever_the_rows_are(dtype: torch.dtype) -> None:
+    G = gaussian_rows(6, 200_000, dtype)
+    exact = G.double() @ G.double().T
+    # one block of b products in float32 (or better) has a relative error below b eps, in practice sqrt(b) eps
+    eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    for M in (fast_gramian(G), device_gramian(G)):
+        assert M.dtype == torch.float64
+        assert (M - exact).abs().max() <= BLOCK**0.5 * eps * exact.diagonal().max()
+        assert torch.equal(M, M.T)
+
+
+def test_a_long_sum_keeps_what_float32_would_lose() -> None:
+    n = 2**24 + 1000  # float32 stops counting ones at 2^24
+    ones = torch.ones(1, dtype=torch.float32).expand(1, n)
+    assert fast_gramian(ones).item() == n
+    assert device_gramian(ones).item() == n
+
+
+@pytest.mark.parametrize("n", [1, DEVICE_BLOCK, 3 * DEVICE_BLOCK + 17])
+def test_the_products_for_a_gpu_are_those_for_a_cpu(n: int) -> None:
+    G = gaussian_rows(5, n, torch.float32)
+    found, lengths = device_gramian(G), squared_norms(G).sqrt()
+    assert ((found - fast_gramian(G)).abs() <= 1e-6 * torch.outer(lengths, lengths)).all()
+
+
+def test_rows_without_columns_have_products_of_zero() -> None:
+    empty = torch.empty(3, 0)
+    assert torch.equal(fast_gramian(empty), torch.zeros(3, 3, dtype=torch.float64))
+    assert torch.equal(device_gramian(empty), torch.zeros(3, 3, dtype=torch.float64))
+
+
+def test_strips_of_columns_give_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads, each with its strip: equal to one product of all, up to the order of summation in float64."""
+    G, extra = gaussian_rows(5, 4099, torch.float64, seed=1), gaussian_rows(3, 4099, torch.float64, seed=2)
+    whole, crossed = fast_gramian(G, extra, block=100), fast_cross_products(G, extra)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("dqnfed.accel.products.BLOCK", 100)
+    torch.testing.assert_close(fast_gramian(G, extra), whole, rtol=1e-13, atol=1e-12)
+    torch.testing.assert_close(fast_cross_products(G, extra), crossed, rtol=1e-13, atol=1e-12)
+
+
+def test_no_second_copy_of_the_rows_is_made() -> None:
+    G, others = gaussian_rows(8, 500_000, torch.float32), [gaussian_rows(2, 500_000, torch.float32, seed=1)]
+    _gramian_strip(G, others, BLOCK, 0, 100)  # first calls import modules
+    tracemalloc.start()
+    _gramian_strip(G, others, BLOCK, 0, G.shape[1])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= G.nbytes / 8
+
+
+def test_wrong_shapes_are_named() -> None:
+    with pytest.raises(ValueError, match=r"one row per client.*\(3,\)"):
+        fast_gramian(torch.ones(3))
+    with pytest.raises(ValueError, match=r"as long as the rows of G, 4.*\(1, 5\)"):
+        fast_gramian(torch.ones(2, 4), torch.ones(1, 5))
