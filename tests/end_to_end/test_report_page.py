@@ -91,6 +91,25 @@ def test_it_loads_without_an_error_or_a_request(browser: "Chrome", report: str) 
     assert network_requests(browser) == [report]
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in this tab", "in another tab"])
+def test_the_browsers_own_pages_are_not_counted(browser: "Chrome", report: str, elsewhere: bool) -> None:
+    network_requests(browser)
+    console_errors(browser)
+    tab = browser.current_window_handle
+    if elsewhere:
+        browser.switch_to.new_window("tab")
+    browser.get("chrome://version/")
+    browser.execute_async_script(
+        "const image = new Image(); image.onerror = () => arguments[0](); image.src = 'chrome://no-such-image/'"
+    )
+    if elsewhere:
+        browser.close()
+        browser.switch_to.window(tab)
+    open_page(browser, report)
+    assert console_errors(browser) == []
+    assert network_requests(browser) == [report]
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_charts_are_drawn_in_the_colours_of_every_method(browser: "Chrome", report: str, dark: bool) -> None:
     open_page(browser, report, dark=dark)

@@ -27,6 +27,7 @@ FLAGS = (
 )  # fmt: skip
 AXE_VERSION = "4.10.3"
 PATIENCE = 30.0  # seconds; a busy machine is slow, a broken page never gets there
+BROWSERS_OWN = ("chrome:", "chrome-untrusted:", "chrome-extension:", "devtools:")  # addresses that no report asks for
 
 
 @contextmanager
@@ -48,11 +49,22 @@ def chromium() -> Iterator["Chrome"]:
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         browser = Chrome(options=options, service=Service(driver))
-        browser.set_script_timeout(PATIENCE)
         try:
+            browser.set_script_timeout(PATIENCE)
+            _leave_the_new_tab_page(browser)
             yield browser
         finally:
             browser.quit()
+
+
+def _leave_the_new_tab_page(browser: "Chrome") -> None:
+    """Go on in an empty tab of our own: the first tab loads the browser's page, on a busy machine long after start."""
+    first = browser.current_window_handle
+    browser.switch_to.new_window("tab")
+    own = browser.current_window_handle
+    browser.switch_to.window(first)
+    browser.close()
+    browser.switch_to.window(own)
 
 
 def open_page(browser: "Chrome", url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
@@ -76,14 +88,17 @@ def wait_until(holds: Callable[[], object]) -> None:
 
 
 def console_errors(browser: "Chrome") -> list[str]:
-    """Return what the console has complained about since last asked."""
-    return [entry["message"] for entry in _log(browser, "browser") if entry["level"] in ("SEVERE", "WARNING")]
+    """Return what the console has complained about since last asked, the browser's own pages aside."""
+    found = [entry["message"] for entry in _log(browser, "browser") if entry["level"] in ("SEVERE", "WARNING")]
+    return [message for message in found if not message.startswith(BROWSERS_OWN)]
 
 
 def network_requests(browser: "Chrome") -> list[str]:
-    """Return the addresses asked for since last asked, embedded data aside."""
-    events = [json.loads(entry["message"])["message"] for entry in _log(browser, "performance")]
-    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    """Return the addresses that pages in the present tab asked for since last asked, embedded data aside."""
+    entries = [json.loads(entry["message"]) for entry in _log(browser, "performance")]
+    here = [entry["message"] for entry in entries if entry["webview"] == browser.current_window_handle]
+    sent = [event["params"] for event in here if event["method"] == "Network.requestWillBeSent"]
+    urls = [params["request"]["url"] for params in sent if not params["documentURL"].startswith(BROWSERS_OWN)]
     return [url for url in urls if not url.startswith("data:")]
 
 
