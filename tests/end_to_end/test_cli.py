@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from dqnfed import cli
+from dqnfed import FedAvg, cli
 
 
 class Ended:
@@ -69,6 +69,45 @@ def test_settings_reach_the_run(dqnfed) -> None:  # type: ignore[no-untyped-def]
     assert ended.code == 0
     config = tomllib.loads(Path("r/config.toml").read_text())
     assert (config["algorithm"]["name"], config["run"]["seed"], config["train"]["lr"]) == ("fedavg", 7, 0.25)
+
+
+def test_a_method_keeps_its_own_defaults(dqnfed) -> None:  # type: ignore[no-untyped-def]
+    """FedFa's momentum is 0.9 in the run, in a run that goes on, and in one of the stored config."""
+    words = ("--rounds", "2", "--quiet", "--out")
+    assert dqnfed("run", "digits", "--algorithm", "fedfa", *words, "r").code == 0
+    Path("r/summary.json").unlink()  # as if it had been killed
+    assert dqnfed("resume", "r", "--quiet").code == 0  # which refuses a method with other settings
+    assert dqnfed("run", "r/config.toml", *words, "again").code == 0
+    begun = [json.loads(Path(f"{run}/checkpoint/checkpoint.json").read_text())["identity"] for run in ("r", "again")]
+    assert begun[0] == begun[1]
+    assert "momentum=0.9" in begun[0]["algorithm"]
+    assert (
+        load_file("r/model.safetensors")["1.weight"].tobytes()
+        == load_file("again/model.safetensors")["1.weight"].tobytes()
+    )
+
+
+def test_what_the_user_sets_counts_before_the_preset(dqnfed) -> None:  # type: ignore[no-untyped-def]
+    """The preset has lr = 0.3 for FCFL alone."""
+    words = ("run", "digits", "-a", "fcfl", "--rounds", "1", "--quiet", "--out")
+    assert dqnfed(*words, "a").code == 0
+    assert dqnfed(*words, "b", "--set", "train.lr=0.25").code == 0
+    assert dqnfed(*words, "c", "--set", "train.lr=0.25", "--set", "algorithm.lr=0.2").code == 0
+    begun = [json.loads(Path(f"{run}/checkpoint/checkpoint.json").read_text())["identity"] for run in "abc"]
+    for identity, lr in zip(begun, ("0.3", "0.25", "0.2"), strict=True):
+        assert f"(lr={lr}," in identity["algorithm"]
+
+
+def test_settings_without_effect_are_told_once_a_method(dqnfed, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(FedAvg, "unused", lambda self: frozenset({"lr", "momentum"}), raising=False)
+    line, few = "fedavg does not use lr (train.lr)", ("--rounds", "1", "--out")
+    assert dqnfed("run", "digits", "-a", "fedavg", *few, "r").err.count(line) == 1
+    assert json.loads(Path("r/summary.json").read_text())["unused"] == ["lr"]
+    words = ("compare", "digits", "--algorithms", "fedavg,qffl", "--seeds", "0:2", "--jobs", "1", *few)
+    ended = dqnfed(*words, "c")
+    assert (ended.code, ended.err.count("does not use"), ended.err.count(line)) == (0, 1, 1)
+    assert dqnfed(*words, "c").err.count(line) == 1  # of runs that are finished, too
+    assert "does not use" not in dqnfed(*words, "q", "--quiet").err
 
 
 def test_a_toml_file_of_ones_own(dqnfed) -> None:  # type: ignore[no-untyped-def]
@@ -161,6 +200,10 @@ def test_doctor_finds_nothing_wrong(dqnfed) -> None:  # type: ignore[no-untyped-
         (("run", "digits", "--set", "train"), "a change reads key=value"),
         (("run", "digits", "--set", "algorithm.metrik=1"), "did you mean 'metric'"),
         (("run", "digits", "-a", "qffl", "--set", "algorithms.qffl.q=-1"), "`q` must be in [0"),
+        (
+            ("compare", "digits", "--algorithms", "qffl,term", "--set", "algorithm.lr=0.2"),
+            "algorithm.lr is a setting of the experiment's own method, dqn-fed, which is not among qffl, term",
+        ),
         (("run", "digits", "--set", "data.name=digitz"), "digits"),
         (("run", "digits", "--set", "model.name=mpl"), "mlp"),
         pytest.param(

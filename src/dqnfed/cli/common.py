@@ -53,8 +53,12 @@ def read_settings(
         extra.append(f"run.seed={seed}")
     if data_dir is not None:
         extra.append(f"data.dir={json.dumps(str(data_dir))}")
-    config = read_config(experiment, extra)
-    return config if algorithm is None else config.with_algorithm(algorithm)
+    return read_config(experiment, [*extra, *name_change(algorithm)])
+
+
+def name_change(algorithm: str | None) -> list[str]:
+    """Return the change that names the method, so that `--set algorithm.KEY` is of this one."""
+    return [] if algorithm is None else [f"algorithm.name={json.dumps(algorithm)}"]
 
 
 def own_settings(
@@ -84,7 +88,7 @@ def own_settings(
         extra.append(f"train.rounds={rounds}")
     if seed is not None:
         extra.append(f"run.seed={seed}")
-    config = own_config(
+    return own_config(
         data,
         client=client,
         label=label,
@@ -94,9 +98,8 @@ def own_settings(
         score=score,
         model=model,
         base=read_config(experiment) if experiment else None,
-        changes=tuple(extra),
+        changes=(*extra, *name_change(algorithm)),
     )
-    return config if algorithm is None else config.with_algorithm(algorithm)
 
 
 def print_notes(config: Any, quiet: bool) -> None:
@@ -137,6 +140,41 @@ def run_planned(planned: Sequence[Any], config: Any, jobs: int | None, folder: P
         raise
 
 
+def print_note(text: str) -> None:
+    errors.print(f"[yellow]note:[/yellow] {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def note_of(quiet: bool) -> Callable[[str], None]:
+    return (lambda text: None) if quiet else print_note
+
+
+def print_unused(planned: Sequence[Any], done: Sequence[Path], quiet: bool) -> None:
+    """Tell of settings that had no effect, once for all seeds of a method."""
+    from dqnfed.core.run_folder import RunFolder
+    from dqnfed.experiments.settings import unused_lines
+
+    found: dict[str, tuple[Any, list[str]]] = {}
+    for run in planned:
+        if run.folder in done:
+            summary = RunFolder(run.folder).summary() or {}
+            found[run.config.algorithm.name] = (run.config, summary.get("unused", []))
+    for line in unused_lines(found.values()):
+        note_of(quiet)(line)
+
+
+def refuse_without_method(changes: Sequence[str] | None, config: Any, algorithms: Sequence[str]) -> None:
+    """Refuse `--set algorithm.KEY`, which is of the experiment's own method, where that one does not run."""
+    from dqnfed.experiments.config import parsed_change
+
+    paths = [path for path, _ in map(parsed_change, changes or [])]
+    lost = [path[1] for path in paths if path[0] == "algorithm" and path[1:] not in ((), ("name",))]
+    if lost and config.algorithm.name not in algorithms:
+        raise ValueError(
+            f"algorithm.{lost[0]} is a setting of the experiment's own method, {config.algorithm.name}, which is not "
+            f"among {', '.join(algorithms)}; use algorithms.NAME.{lost[0]} for the method NAME."
+        )
+
+
 def print_estimate(config: Any) -> None:
     from dqnfed.experiments.estimate import estimate
 
@@ -155,7 +193,7 @@ def print_report(runs: Sequence[Path], out: Path, title: str | None, quiet: bool
     made = make_report(runs, out, title=title)
     console.print(made.table)
     for problem in made.problems:
-        errors.print(f"[yellow]note:[/yellow] {escape(str(problem))}", soft_wrap=True)
+        print_note(str(problem))
     if not quiet:
         console.print(f"report: {made.path}", soft_wrap=True)
 

@@ -21,7 +21,9 @@ from dqnfed.cli.common import (
     errors,
     names_of,
     print_report,
+    print_unused,
     read_settings,
+    refuse_without_method,
     run_planned,
 )
 
@@ -58,10 +60,11 @@ def sweep(
     from dqnfed.experiments.sweep import checked_plan, chosen_grids, final_runs, search
 
     config = read_settings(experiment, None, rounds, None, change, data_dir)
-    names = names_of(algorithms)
+    chosen = comparison.chosen_algorithms(config, names_of(algorithms), everything=False)
+    refuse_without_method(change, config, chosen)
     plan = checked_plan(
         config,
-        comparison.chosen_algorithms(config, names, everything=False),
+        chosen,
         comparison.seeds_from(seeds),
         out or default_out(f"{config.name}-sweep"),
         chosen_grids(config, grid),
@@ -77,7 +80,9 @@ def sweep(
         best = ", ".join(f"{key} = {value}" for key, value in f.best.items()) or "defaults"
         score = "" if f.score is None else f" (validation {f.score:.2f})"
         console.print(f"{f.algorithm}: {escape(best)}{score}")
-    done = run_planned(final_runs(plan, found), config, plan.jobs, plan.out, quiet)
+    planned = final_runs(plan, found)
+    done = run_planned(planned, config, plan.jobs, plan.out, quiet)
+    print_unused(planned, done, quiet)
     print_report(done, plan.out / "report.html", f"{config.name}, every method at its best", quiet)
     if not quiet:
         console.print(f"whole grid: {plan.out / 'sweep.md'}")

@@ -19,14 +19,17 @@ from dqnfed.cli.common import (
     console,
     default_out,
     names_of,
+    note_of,
     observers_of,
     own_settings,
     print_estimate,
     print_notes,
     print_report,
     print_result,
+    print_unused,
     read_settings,
     refuse_used,
+    refuse_without_method,
     refuse_without_table,
     run_planned,
 )
@@ -84,7 +87,8 @@ def run(
         return
     folder = out or default_out(config.name)
     refuse_used(folder)
-    result = run_experiment(config, folder, observers=observers_of(config, quiet)(config.algorithm.name))
+    observers = observers_of(config, quiet)(config.algorithm.name)
+    result = run_experiment(config, folder, observers=observers, note=note_of(quiet))
     print_result(result.summary, folder, quiet)
 
 
@@ -123,6 +127,7 @@ def compare(
     config = read_settings(experiment, None, rounds, None, change, data_dir)
     names = names_of(algorithms)
     chosen = comparison.chosen_algorithms(config, names, everything=everything)
+    refuse_without_method(change, config, chosen)
     if dry_run:
         for name in chosen:
             print_estimate(config.with_algorithm(name))
@@ -133,6 +138,7 @@ def compare(
     done = run_planned(planned, config, jobs, folder, quiet)
     if not done:
         raise ValueError("none of the methods could run; the messages above say why.")
+    print_unused(planned, done, quiet)
     print_report(done, folder / "report.html", config.name, quiet)
     if len(done) < len(planned):
         raise typer.Exit(1)  # some method could not run; the messages above say which and why
@@ -152,7 +158,8 @@ def resume(folder: Path, quiet: Quiet = False, verbose: Verbose = False) -> None
     if summary is not None and summary["status"] != "interrupted":
         print_result(summary, folder, quiet)
         return
-    result = run_experiment(config, folder, observers=observers_of(config, quiet)(config.algorithm.name), resume=True)
+    observers = observers_of(config, quiet)(config.algorithm.name)
+    result = run_experiment(config, folder, observers=observers, resume=True, note=note_of(quiet))
     print_result(result.summary, folder, quiet)
 
 

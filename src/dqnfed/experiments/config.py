@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+# settings of the clients' work that methods share; read here, so that a config is read without torch
+LOCAL_WORK = ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every")
 
 
 class Block(BaseModel):
@@ -76,17 +80,21 @@ class AlgorithmBlock(BaseModel):
 
 
 class TrainBlock(Block):
-    """How long, how much local work, how many clients a round."""
+    """How long, how much local work, how many clients a round.
+
+    What is not set of the local work (None) stays the method's own default: that of the comments, or another one that
+    the method's page names, as FedFa's momentum of 0.9.
+    """
 
     rounds: int = Field(default=100, ge=1)
     participation: float = Field(default=1.0, gt=0, le=1)
-    epochs: int = Field(default=1, ge=1)
-    batch_size: int | Literal["full"] = "full"
-    lr: float = Field(default=0.1, gt=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    lr_decay_every: int = Field(default=1, ge=1)
+    epochs: int | None = Field(default=None, ge=1)  # 1
+    batch_size: int | Literal["full"] | None = None  # full
+    lr: float | None = Field(default=None, gt=0)  # 0.1
+    momentum: float | None = Field(default=None, ge=0, lt=1)  # 0
+    weight_decay: float | None = Field(default=None, ge=0)  # 0
+    lr_decay: float | None = Field(default=None, gt=0, le=1)  # 1
+    lr_decay_every: int | None = Field(default=None, ge=1)  # 1
 
 
 class EvalBlock(Block):
@@ -170,9 +178,14 @@ class Config(Block):
     grids: dict[str, dict[str, list[Any]]] = {}  # what `dqnfed sweep` tries
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the config as plain data; what is not set is left out."""
+        """Return the config as plain data; what has no value is left out, and so is local work that nobody set."""
         plain: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")
         return plain
+
+    def without_method(self) -> dict[str, Any]:
+        """Return what the config says beside the method and its settings, as plain data."""
+        left_out: Any = {"algorithm": True, "algorithms": True, "train": set(LOCAL_WORK)}
+        return self.model_dump(exclude_none=True, mode="json", exclude=left_out)
 
     def with_algorithm(self, name: str) -> Config:
         """Return the config with this method; hyper-parameters of another method do not follow it."""
@@ -212,13 +225,28 @@ def read_config(source: str, changes: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
-    for change in changes:
-        apply_change(raw, change)
-    return checked(raw, source)
+    return checked(with_changes(raw, changes), source)
 
 
-def apply_change(raw: dict[str, Any], change: str) -> None:
-    """Put one `block.key=value` into the raw config; the value is TOML, or plain text."""
+def with_changes(raw: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return the raw config with the user's `block.key=value` changes; what they outrank in the file is left out.
+
+    Among the file's own values, and among the user's, `algorithm` outranks `algorithms.NAME`, which outranks `train`;
+    every value of the user outranks those of the file. What is left is resolved by the first rule alone, so that the
+    config of a run, read again, gives the same run.
+    """
+    given = [parsed_change(change) for change in changes]
+    changed = copy.deepcopy(dict(raw))
+    for path, value in given:
+        for leaf, last in leaves(path, value):
+            drop_outranked(changed, leaf, last)
+    for path, value in given:
+        put(changed, path, value)
+    return changed
+
+
+def parsed_change(change: str) -> tuple[tuple[str, ...], Any]:
+    """Return the path and the value of one `block.key=value`; the value is TOML, or plain text."""
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"a change reads key=value, as in train.lr=0.3, but '{change}' does not.")
@@ -226,12 +254,58 @@ def apply_change(raw: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    *blocks, last = key.strip().split(".")
+    return tuple(key.strip().split(".")), value
+
+
+def leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Give every path that a value sets: one, or those of a table's entries."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, entry in value.items():
+        yield from leaves((*path, key), entry)
+
+
+def drop_outranked(raw: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Leave out the values of the file that a user's value at this path outranks."""
+    own, filed = block_of(raw, "algorithm"), block_of(raw, "algorithms")
+    match path:
+        case "train", key if key in LOCAL_WORK:
+            outranked = [own, *(block_of(filed, name) for name in filed)]
+        case "algorithms", name, key:
+            outranked = [block_of(filed, other) for other in filed if other != name and name in parts_of(other)]
+            if name in parts_of(own.get("name", AlgorithmBlock().name)):
+                outranked.append(own)
+        case "algorithm", "name":  # hyper-parameters of another method do not follow
+            if value != own.get("name", AlgorithmBlock().name):
+                own.clear()
+            return
+        case _:
+            return
+    for block in outranked:
+        block.pop(key, None)
+
+
+def parts_of(name: Any) -> list[str]:
+    """Return under which names of `algorithms` a method's settings stand: FedCorr's and its finishing method's too."""
+    first, plus, last = str(name).partition("+")
+    return [first, last, str(name)] if plus else [first]
+
+
+def block_of(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the block itself, or an empty one; what is there in place of a block is refused later."""
+    found = raw.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def put(raw: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Put the value at its place in the raw config."""
+    *blocks, last = path
     place = raw
     for block in blocks:
         place = place.setdefault(block, {})
         if not isinstance(place, dict):
-            raise ConfigError(f"'{key}' reaches into '{block}', which is a value, not a block.")
+            raise ConfigError(f"'{'.'.join(path)}' reaches into '{block}', which is a value, not a block.")
     place[last] = value
 
 

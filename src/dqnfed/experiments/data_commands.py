@@ -13,7 +13,7 @@ from dqnfed.data.fetch import Progress, fetch, silent
 from dqnfed.data.hub import fetch_from_hub
 from dqnfed.data.manifest import Manifest
 from dqnfed.data.raw import RawData
-from dqnfed.experiments.config import Config, ConfigError, DataBlock, apply_change, checked, preset_names, read_config
+from dqnfed.experiments.config import Config, ConfigError, DataBlock, checked, preset_names, read_config, with_changes
 from dqnfed.experiments.data_source import dealt
 
 SOURCES = ("official", "hub")
@@ -110,6 +110,4 @@ def own_config(
     raw["data"] = {**raw.get("data", {}), **table, **({"group": group} if group else {})}
     if score is not None:
         raw["eval"] = {**raw.get("eval", {}), "score": score}
-    for change in changes:
-        apply_change(raw, change)
-    return checked(raw, str(file))
+    return checked(with_changes(raw, changes), str(file))

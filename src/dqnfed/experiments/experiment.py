@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 
 from dqnfed.algorithms import OPTIONAL, REGISTRY, method_called
 from dqnfed.algorithms.label_correction import LabelCorrection
-from dqnfed.core.algorithm import Algorithm, AnyAlgorithm, hyperparameters
+from dqnfed.core.algorithm import AnyAlgorithm, hyperparameters
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
@@ -23,15 +23,16 @@ from dqnfed.core.runners import CohortRunner, looped, vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_number
 from dqnfed.data.label_noise import Truth
-from dqnfed.experiments.config import Config, ConfigError, checked, nearest
+from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import OwnFederation
+from dqnfed.experiments.settings import given_settings, unused_lines, unused_settings
 from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
 from dqnfed.sim import accelerate
 from dqnfed.sim.accelerate import automatic, ray_cluster, streams, threads, with_features
-from dqnfed.sim.engine import run
+from dqnfed.sim.engine import cohort_size, run
 from dqnfed.sim.state import Evaluation
 
 logger = logging.getLogger("dqnfed")
@@ -89,31 +90,20 @@ def method_named(name: str) -> type[AnyAlgorithm]:
 
 
 def build_algorithm(config: Config) -> AnyAlgorithm:
-    """Return the method with the config's hyper-parameters and local work."""
+    """Return the method with what the config sets; what it does not set is the method's own default."""
     name = config.algorithm.name
     kind = method_named(name)
-    shared = [f.name for f in fields(Algorithm)]
-    local: dict[str, Any] = {key: getattr(config.train, key) for key in shared}
-    if local["batch_size"] == "full":
-        local["batch_size"] = None
-    given = {**filed_settings(config, name), **(config.algorithm.model_extra or {})}
-    known = hyperparameters(kind)
-    for key in given:
-        if key not in known and key not in shared:
+    given, own, shared = given_settings(config), hyperparameters(kind), ", ".join(LOCAL_WORK)
+    for key, setting in given.items():
+        if key not in own and key not in LOCAL_WORK:
             raise ConfigError(
-                f"unknown key 'algorithm.{key}' for {name}{nearest(key, [*known, *shared])}; it has "
-                f"{', '.join(known) or 'no hyper-parameters of its own'}, and of the local work {', '.join(shared)}."
+                f"unknown key '{setting.key}' for {name}{nearest(key, [*own, *LOCAL_WORK])}; it has "
+                f"{', '.join(own) or 'no hyper-parameters of its own'}, and of the local work {shared}."
             )
-    if given.get("batch_size") == "full":
-        given["batch_size"] = None
-    return kind(**{**local, **given})
-
-
-def filed_settings(config: Config, name: str) -> dict[str, Any]:
-    """Return the config's settings for a method; FedCorr's and those of its finishing method hold for the two."""
-    first, plus, last = name.partition("+")
-    parts = [first, last, name] if plus else [name]
-    return {key: value for part in parts for key, value in config.algorithms.get(part, {}).items()}
+    values = {f.name: given[f.name].value for f in fields(kind) if f.name in given}
+    if values.get("batch_size") == "full":
+        values["batch_size"] = None
+    return kind(**values)
 
 
 def build_problem(config: Config) -> Built:
@@ -249,9 +239,14 @@ def has_images(problem: Problem) -> bool:
 
 
 def run_experiment(
-    config: Config, out: Path | None, *, observers: Sequence[Any] = (), resume: bool = False
+    config: Config,
+    out: Path | None,
+    *,
+    observers: Sequence[Any] = (),
+    resume: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
-    """Return the result of a config's experiment."""
+    """Return the result of a config's experiment; settings without effect are noted before the first round."""
     if config.privacy.clip is not None:
         raise ConfigError("`privacy` is for deployed clients, but this is the simulator; leave the block out.")
     if config.run.threads is not None:
@@ -261,6 +256,9 @@ def run_experiment(
         out.mkdir(parents=True, exist_ok=True)
         experiment.own.save(out)
     warn_of_few_rounds(experiment)
+    unused = unused_settings(config, prepared_method(experiment))
+    for line in unused_lines([(config, unused)]):
+        note(line)
     result = run(
         experiment.algorithm,
         experiment.problem,
@@ -277,12 +275,30 @@ def run_experiment(
         config=config.as_dict(),
         resume=resume,
     )
-    if experiment.truth is not None and out is not None:
-        result.summary["noise"] = write_noise_record(
-            out, experiment.truth, experiment.federation, per_client=config.eval.metrics == "per-client"
-        )
+    result.summary["unused"] = unused
+    if out is not None:
+        if experiment.truth is not None:
+            result.summary["noise"] = write_noise_record(
+                out, experiment.truth, experiment.federation, per_client=config.eval.metrics == "per-client"
+            )
         RunFolder(out).finish(result.summary)
     return result
+
+
+def prepared_method(experiment: Experiment) -> AnyAlgorithm:
+    """Return the method as the engine prepares it; the warnings of that are left to the engine."""
+    train, n_clients = experiment.config.train, experiment.federation.n_clients
+    size = cohort_size(train.participation, n_clients)
+    logger.addFilter(nothing)
+    try:
+        return experiment.algorithm.prepare(experiment.problem, n_clients, size)
+    finally:
+        logger.removeFilter(nothing)
+
+
+def nothing(record: logging.LogRecord) -> bool:
+    """Keep no record of a log."""
+    return False
 
 
 def warn_of_few_rounds(experiment: Experiment) -> None:

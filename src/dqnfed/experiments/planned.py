@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dqnfed.core.run_folder import RunFolder
-from dqnfed.experiments.config import Config, ConfigError
-from dqnfed.experiments.experiment import run_experiment
+from dqnfed.experiments.config import Config, ConfigError, checked
+from dqnfed.experiments.experiment import build_algorithm, run_experiment
 
 
 class Planned(NamedTuple):
@@ -59,8 +59,13 @@ def was_started(folder: Path, config: Config) -> bool:
     """Return whether the folder holds this very experiment, as far as it came; another one is refused."""
     if not (folder / "config.toml").is_file():
         return False
-    if RunFolder(folder).config() != config.as_dict():
+    if not is_same_run(checked(RunFolder(folder).config(), str(folder / "config.toml")), config):
         raise ConfigError(
             f"{folder} holds a run with other settings; choose another --out, or delete that folder to run it anew."
         )
     return True
+
+
+def is_same_run(one: Config, other: Config) -> bool:
+    """Return whether two configs are of one run: the same but for the method's settings, and the same method."""
+    return one.without_method() == other.without_method() and build_algorithm(one) == build_algorithm(other)
