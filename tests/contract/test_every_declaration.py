@@ -1,23 +1,24 @@
-"""What every registered class says about itself: fields, kinds, references, exemptions."""
+"""What every registered class declares about itself: fields, kinds, references, exemptions."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import re
+from importlib import import_module
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 from dqnfed.algorithms import REGISTRY
-from dqnfed.core.algorithm import Algorithm
-from tests.contract import test_every_algorithm
+from dqnfed.core.algorithm import LOCAL_WORK
+from dqnfed.core.local_work import LocalWork
 from tests.helpers.bowls import BOWLS
 
 METHODS = sorted(REGISTRY)
-FIELDS = [(name, field.name) for name in METHODS for field in dataclasses.fields(REGISTRY[name])]
+FIELDS = [(name, field.name) for name in METHODS for field in dataclasses.fields(REGISTRY[name]) if field.init]
 
 
 def is_record_type(kind: Any) -> bool:
@@ -34,7 +35,7 @@ def only_tensors(kind: Any) -> bool:
 @pytest.mark.parametrize("name", METHODS)
 def test_is_a_frozen_dataclass_of_its_own(name: str) -> None:
     algorithm = REGISTRY[name]
-    assert issubclass(algorithm, Algorithm)
+    assert issubclass(algorithm, LocalWork)
     assert "__dataclass_params__" in vars(algorithm), f"{algorithm.__name__} lacks @dataclass(frozen=True)"
     with pytest.raises(dataclasses.FrozenInstanceError):
         algorithm().lr = 1.0  # type: ignore[misc]
@@ -53,32 +54,49 @@ def test_docstring_cites_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_messages_are_named_tuples_of_tensors(name: str) -> None:
-    algorithm = REGISTRY[name]
-    for kind in (algorithm.Server, algorithm.Memory, *algorithm.Sent, *algorithm.Update):
+def test_records_are_named_tuples_of_tensors(name: str) -> None:
+    info = REGISTRY[name].info
+    for kind in (info.server, info.memory, *info.messages, *info.replies):
         assert only_tensors(kind), f"{kind} must be a NamedTuple of tensors"
-    assert "theta" in algorithm.Server._fields
+    assert "theta" in info.server._fields
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_screened_fields_exist(name: str) -> None:
-    algorithm = REGISTRY[name]
-    known = {field for kind in algorithm.Update for field in kind._fields}
-    assert {*algorithm.scales, *algorithm.optional} <= known
-    assert len(set(algorithm.scales)) == len(algorithm.scales)
+def test_named_fields_exist(name: str) -> None:
+    info = REGISTRY[name].info
+    in_replies = {field for kind in info.replies for field in kind._fields}
+    assert {*info.clip_fields, *info.nan_ok_fields} <= in_replies
+    assert len(set(info.clip_fields)) == len(info.clip_fields)
+    assert "theta" in info.theta_fields
+    assert set(info.theta_fields) <= set(info.server._fields)
+    assert info.local_work <= set(LOCAL_WORK)
+    assert set(info.looped_messages) <= set(info.messages)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_suits_a_kind_of_problem_that_we_can_test(name: str) -> None:
-    assert set(BOWLS) & REGISTRY[name].suits
-    assert REGISTRY[name].suits <= set(BOWLS)
+def test_phases_are_told_apart_by_the_kind_of_message(name: str) -> None:
+    info = REGISTRY[name].info
+    for kinds in (info.messages, info.replies):
+        assert len({kind.__name__ for kind in kinds}) == len(kinds) >= 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_problem_kinds_can_be_tested(name: str) -> None:
+    assert set(BOWLS) & REGISTRY[name].info.problem_kinds
+    assert REGISTRY[name].info.problem_kinds <= set(BOWLS)
+
+
+def contract_tests() -> set[str]:
+    """Return the names of all contract tests."""
+    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    modules = [import_module(f"tests.contract.{file.stem}") for file in files]
+    return {name for module in modules for name in vars(module) if name.startswith("test_")}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_exemption_names_a_contract_test_and_a_reason(name: str) -> None:
-    tests = {key for key, _ in inspect.getmembers(test_every_algorithm, inspect.isfunction) if key.startswith("test_")}
-    for test, reason in REGISTRY[name].exemptions.items():
-        assert test in tests, f"{name} is exempt from '{test}', but the contract tests are {sorted(tests)}"
+    for test, reason in REGISTRY[name].info.exemptions.items():
+        assert test in contract_tests(), f"{name} is exempt from '{test}', but there are {sorted(contract_tests())}"
         assert len(reason.split()) >= 3, f"{name} must say why it is exempt from {test}"
 
 

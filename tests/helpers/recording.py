@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any, Generic, Self, TypeVar
 
+import torch
 from torch import Tensor
 
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep
 from dqnfed.core.replies import FloatArray, Replies
 
 U = TypeVar("U", bound=tuple[Any, ...])
@@ -40,6 +44,13 @@ class Recorded(Replies[U], Generic[U]):
     def kind(self) -> type[U]:
         return self._plain.kind
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self._plain.fields
+
+    def dtype(self, field: str) -> torch.dtype:
+        return self._plain.dtype(field)
+
     def __len__(self) -> int:
         return len(self._plain)
 
@@ -57,7 +68,7 @@ class Recorded(Replies[U], Generic[U]):
     def mean(self, field: str, weights: Tensor | None = None) -> Tensor:
         return self._plain.mean(field, weights)
 
-    def gram(self, field: str, extra: Tensor | None = None) -> FloatArray:
+    def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
         self._asked.note("gram")
         return self._plain.gram(field, extra)
 
@@ -70,3 +81,19 @@ class Recorded(Replies[U], Generic[U]):
 
     def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
         return type(self)(self._plain.scaled(factors, fields).updates, self._asked)
+
+
+UNRECORDED = {name for name in vars(Replies) if not name.startswith("_")} - set(vars(Recorded))
+assert not UNRECORDED, f"`Replies` can be asked for {UNRECORDED}: say in `Recorded` at which level that is"
+
+
+def recorded(prepared: AnyAlgorithm, asked: Asked) -> AnyAlgorithm:
+    """Return the method with a server that notes what it asks of the replies; what the engine asks is not noted."""
+
+    def server_step(self: AnyAlgorithm, server: Any, replies: Replies[Any], cohort: Cohort) -> ServerStep[Any]:
+        return type(prepared).server_step(self, server, Recorded(replies.updates, asked), cohort)
+
+    observed = copy.copy(prepared)
+    kind = type(type(prepared).__name__, (type(prepared),), {"server_step": server_step})
+    object.__setattr__(observed, "__class__", kind)  # not built anew: its settings may be those of a prepared method
+    return observed

@@ -18,7 +18,7 @@ from dqnfed.experiments.convex import TOLERANCES, Entry, Trace, largest_curvatur
 from dqnfed.experiments.convex_problems import SYNTHETIC, ConvexProblem, client_losses, convex_problem
 from tests.helpers.convex import gradients, numpy_clients, played
 from tests.helpers.data import real_data
-from tests.statistical.references import fednl_cr_losses, q_fednew_losses
+from tests.helpers.numpy_twins import fednl_cr_losses, q_fednew_losses
 
 Rounds = list[int | None]
 NEVER: Rounds = [None] * 6

@@ -32,7 +32,7 @@ class FastKernels(PlainKernels):
     def __init__(self, *, compiled: Compiled | None = None, emulate_graphs: bool = False) -> None:
         self._compiled, self._emulate = compiled, emulate_graphs
         self._model: FastModel | None = None
-        self._forwards: dict[tuple[int, int], tuple[Problem, GraphedFunction]] = {}
+        self._forwards: dict[tuple[int, int], GraphedFunction] = {}  # by model and loss, which they hold
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FastKernels, ()  # graphs and compiled functions belong to this process
@@ -70,9 +70,8 @@ class FastKernels(PlainKernels):
     ) -> tuple[Tensor, Tensor]:
         key = (id(problem.predict), id(problem.losses))
         if key not in self._forwards:
-            function = GraphedFunction(_forward_of(problem), emulate=self._emulate)
-            self._forwards[key] = (problem, function)  # the problem is kept, so that no other has its identities
-        losses, outputs = self._forwards[key][1](theta, inputs, targets, fixed=(1, 2) if fixed else ())
+            self._forwards[key] = GraphedFunction(_forward(problem.predict, problem.losses), emulate=self._emulate)
+        losses, outputs = self._forwards[key](theta, inputs, targets, fixed=(1, 2) if fixed else ())
         return losses, outputs
 
     def forward_each(
@@ -91,13 +90,15 @@ class FastKernels(PlainKernels):
         return batch_gradient(problem, self.model(problem), theta, task, batch)
 
 
-def _forward_of(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]:
+def _forward(
+    predict: Callable[[Tensor, Tensor], Tensor], losses_of: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]:
     """Return the function of (theta, inputs, targets) that gives the examples' losses and outputs."""
 
     def forward(theta: Tensor, inputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
         size = EXAMPLES_ON_GPU if inputs.is_cuda else EXAMPLES_AT_ONCE
-        outputs = [problem.predict(theta, part) for part in inputs.split(size)]
-        losses = [problem.losses(*given) for given in zip(outputs, targets.split(size), strict=True)]
+        outputs = [predict(theta, part) for part in inputs.split(size)]
+        losses = [losses_of(*given) for given in zip(outputs, targets.split(size), strict=True)]
         return torch.cat(losses), torch.cat(outputs)
 
     return forward

@@ -44,9 +44,9 @@ from dqnfed.algorithms.scaffold import Scaffold
 from dqnfed.algorithms.server_lbfgs import ServerLBFGS
 from dqnfed.algorithms.shed import SHED
 from dqnfed.algorithms.term import TERM
-from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.local_work import AnyMethod
 
-REGISTRY: dict[str, type[AnyAlgorithm]] = {
+REGISTRY: dict[str, type[AnyMethod]] = {
     "dqn-fed": DQNFed,
     "dqn-fed-literal": DQNFedLiteral,
     "server-lbfgs": ServerLBFGS,
@@ -95,7 +95,7 @@ for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register
     REGISTRY.setdefault(_entry.name, _entry.load())
 
 
-def method_called(name: str) -> type[AnyAlgorithm] | None:
+def method_called(name: str) -> type[AnyMethod] | None:
     """Return the class of a method: a registered name, or `fedcorr+NAME`; None if there is none of that name."""
     before, plus, inner = name.partition("+")
     if plus and before == "fedcorr" and inner in REGISTRY:

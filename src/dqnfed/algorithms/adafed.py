@@ -16,7 +16,7 @@ from dqnfed.algorithms.parts.rates import Here, Rates
 from dqnfed.core.algorithm import Info, check_choice, check_range, check_used
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
-from dqnfed.maths.directions import bounded_rates
+from dqnfed.maths.solvers import bounded_rates
 
 PAPER = {"constraint": "exactly", "metric": "identity", "ridge": 0.0, "cap": False, "rate_bounds": inf}
 

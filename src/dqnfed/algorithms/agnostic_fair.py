@@ -56,8 +56,8 @@ class AgnosticFair(LocalWork[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
 
     Objective: minimise over theta the maximum over alpha of the mean of alpha(x) loss(x), where the factor alpha(x) =
     sum_b alpha_b K_b(x) is non-negative with mean 1 over the examples. K_b is the indicator of group b: a class, a
-    client, or all examples. With q_b the group's share of the examples and lambda_b = alpha_b q_b this is the maximum of
-    sum_b lambda_b L_b over the simplex, L_b the group's mean loss.
+    client, or all examples. With q_b the group's share of the examples and lambda_b = alpha_b q_b this is the maximum
+    of sum_b lambda_b L_b over the simplex, L_b the group's mean loss.
 
     Client: phase 1, the sum of its losses and the number of its examples in every group, at theta; phase 2, `epochs`
     of SGD from theta on its mean of alpha(x) loss(x), whose update it sends.

@@ -25,9 +25,10 @@ from dqnfed.core.gradients import gradients_and_values
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.trust import Trust
-from dqnfed.maths.directions import DEAD, bounded_rates, rate_matching_weights, serving_weights
+from dqnfed.maths.directions import rate_matching_weights
 from dqnfed.maths.gramian import bordered, combine, norm_of
-from dqnfed.maths.quasi_newton import probe_length, secant, secant_curvature
+from dqnfed.maths.quasi_newton import probe_length, secant_curvature
+from dqnfed.maths.solvers import DEAD, bounded_rates, serving_weights
 
 PROBING = -1  # `Search.trials` while the first step's curvature is measured
 
@@ -149,9 +150,8 @@ class DQNFed(DescentSettings):
             else:  # a client without a model before has a pair of zeros, which is skipped
                 s = torch.where(memory.n_replies > 0, sent.theta - memory.theta, 0.0)
                 y = torch.where(memory.n_replies > 0, gradient - memory.gradient, 0.0)
-            pair = secant(s, y)
-            rate, kept = self.parts.rates.next(problem, task, here, memory.rates, pair)
-            curvature = pair.curvature
+            rate, kept = self.parts.rates.next(problem, task, here, memory.rates, s, y)
+            curvature = secant_curvature(s, y)
         if self.cap:
             rate = torch.minimum(rate, 2.0 * (loss - problem.loss_floor))
         memory = memory._replace(rates=kept, n_replies=memory.n_replies + 1)

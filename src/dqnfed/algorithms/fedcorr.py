@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedcorr_messages import OWN_MESSAGES, OWN_REPLIES, FedCorrMemory, FedCorrServer, with_inner
-from dqnfed.algorithms.label_correction import LabelCorrection
+from dqnfed.algorithms.label_correction import LabelCorrection, settings_of
 from dqnfed.core.algorithm import AnyAlgorithm, Info, hyperparameters
 
 NAME = "fedcorr"
@@ -111,7 +111,7 @@ def fedcorr_with(inner_name: str, inner: type[AnyAlgorithm]) -> type[LabelCorrec
             f"'{NAME}+{inner_name}': {inner_name} and FedCorr use the same names for different things"
             f"{': ' + ', '.join(sorted(taken)) if taken else ' in their messages'}; rename those of {inner_name}."
         )
-    own = [f for f in fields(inner) if f.name in hyperparameters(inner)]
+    own = [f for f in fields(inner) if f.init and f.name in hyperparameters(inner)]
     facts: dict[str, Any] = {
         "__doc__": f"FedCorr (Xu et al., CVPR 2022) that finishes with {inner_name}.",
         "__module__": __name__,
@@ -136,7 +136,7 @@ def _same_default(of: Any) -> Any:
 
 def _as_call(method: LabelCorrection) -> tuple[Any, ...]:
     """Return how to make the method again elsewhere, since its class has no name to be found under."""
-    return _remade, (method.inner_name, method.Inner, {f.name: getattr(method, f.name) for f in fields(method)})
+    return _remade, (method.inner_name, method.Inner, {name: getattr(method, name) for name in settings_of(method)})
 
 
 def _remade(inner_name: str, inner: type[AnyAlgorithm], settings: dict[str, Any]) -> LabelCorrection:

@@ -105,7 +105,7 @@ class LabelCorrection(LocalWork[Any, Any, Any]):
     @cached_property
     def inner(self) -> AnyAlgorithm:
         """The finishing method with its hyper-parameters."""
-        return self.Inner(**{f.name: getattr(self, f.name) for f in fields(self.Inner)})
+        return self.Inner(**{name: getattr(self, name) for name in settings_of(self.Inner)})
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         if n_clients < 2:
@@ -127,7 +127,7 @@ class LabelCorrection(LocalWork[Any, Any, Any]):
             if leaves_some_out and cohort_size == n_clients:
                 raise ValueError(f"FedCorr's fine-tuning asks clean clients only. {refusal}") from refusal
             raise
-        return replace(self, **{f.name: getattr(inner, f.name) for f in fields(inner)})
+        return replace(self, **{name: getattr(inner, name) for name in settings_of(inner)})
 
     @property
     def needs(self) -> str:
@@ -392,11 +392,16 @@ class LabelCorrection(LocalWork[Any, Any, Any]):
         return self.inner.passes(sent)
 
 
+def settings_of(method: AnyAlgorithm | type[AnyAlgorithm]) -> list[str]:
+    """Return the names of all settings that a method is made with."""
+    return [f.name for f in fields(method) if f.init]
+
+
 def without_cached_clients(method: AnyAlgorithm) -> AnyAlgorithm:
     """Return the method with cached_clients=0 if it has that setting and it is auto: cached gradients of labels that
     were corrected since would mislead it.
     """
-    is_auto = any(f.name == "cached_clients" and getattr(method, f.name) is None for f in fields(method))
+    is_auto = any(name == "cached_clients" and getattr(method, name) is None for name in settings_of(method))
     changes: dict[str, Any] = {"cached_clients": 0}
     return replace(method, **changes) if is_auto else method
 

@@ -82,6 +82,9 @@ class LocalWork(Algorithm[S, M, U]):
         return float(self.epochs)
 
 
+AnyMethod = LocalWork[Any, Any, Any]
+
+
 def draw_batches(n_examples: int, *, epochs: int, batch_size: int | None, generator: torch.Generator) -> Tensor:
     """Return the rows of each local step [S, B]: every epoch is a fresh shuffle, the last batch may be short (-1)."""
     if batch_size is None:

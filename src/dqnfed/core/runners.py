@@ -66,7 +66,7 @@ class Vectorised:
 
         n = n_rows(tasks)
         if self.chunk is None or self.chunk >= n:
-            return vmap(one)(tasks, memory)  # type: ignore[no-any-return]
+            return vmap(one)(tasks, memory)
         parts = [
             vmap(one)(gather(tasks, chosen), gather(memory, chosen)) for chosen in torch.arange(n).split(self.chunk)
         ]

@@ -14,8 +14,9 @@ from torch import nn
 
 from dqnfed.algorithms import OPTIONAL, REGISTRY, method_called
 from dqnfed.algorithms.label_correction import LabelCorrection
-from dqnfed.core.algorithm import AnyAlgorithm, hyperparameters
+from dqnfed.core.algorithm import hyperparameters
 from dqnfed.core.federation import Federation
+from dqnfed.core.local_work import AnyMethod
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import RunFolder
@@ -43,7 +44,7 @@ class Experiment:
     """Everything that `run` needs, on its device."""
 
     config: Config
-    algorithm: AnyAlgorithm
+    algorithm: AnyMethod
     problem: Problem
     federation: Federation
     kind: str  # network | convex
@@ -75,7 +76,7 @@ def build_experiment(config: Config) -> Experiment:
     return Experiment(config, algorithm, problem, federation, kind, own, truth)
 
 
-def method_named(name: str) -> type[AnyAlgorithm]:
+def method_named(name: str) -> type[AnyMethod]:
     """Return the class of a registered method, or say which name or which extra is meant."""
     try:
         found = method_called(name)
@@ -89,7 +90,7 @@ def method_named(name: str) -> type[AnyAlgorithm]:
     raise ConfigError(f"there is no method '{last}'{nearest(last, list(REGISTRY))}; see `dqnfed list algorithms`.")
 
 
-def build_algorithm(config: Config) -> AnyAlgorithm:
+def build_algorithm(config: Config) -> AnyMethod:
     """Return the method with what the config sets; what it does not set is the method's own default."""
     name = config.algorithm.name
     kind = method_named(name)
@@ -157,7 +158,7 @@ def suitable_algorithms(kind: str) -> list[str]:
     return [
         name
         for name, method in REGISTRY.items()
-        if kind in method.suits and not method.diverges and not issubclass(method, LabelCorrection)
+        if kind in method.info.problem_kinds and not method.info.diverges and not issubclass(method, LabelCorrection)
     ]
 
 
@@ -285,7 +286,7 @@ def run_experiment(
     return result
 
 
-def prepared_method(experiment: Experiment) -> AnyAlgorithm:
+def prepared_method(experiment: Experiment) -> AnyMethod:
     """Return the method as the engine prepares it; the warnings of that are left to the engine."""
     train, n_clients = experiment.config.train, experiment.federation.n_clients
     size = cohort_size(train.participation, n_clients)

@@ -1,6 +1,5 @@
 """How the server turns client gradients G [K, n] and wanted rates d [K] into one step."""
 
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -8,9 +7,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.maths.gramian import combine, gramian
-from dqnfed.maths.solvers import BoolArray, FloatArray, cone_weights, unit_gramian
-
-DEAD = 1e-12  # a row this share of the longest one is stationary: it cannot set the step, and no step moves it
+from dqnfed.maths.solvers import DEAD, BoolArray, FloatArray, at_least_weights, cone_weights, unit_gramian
 
 
 class RateMatch(NamedTuple):
@@ -19,13 +16,6 @@ class RateMatch(NamedTuple):
     step: Tensor  # [n]  to be subtracted from theta
     weights: Tensor  # [K]  step = weights @ G
     residual: Tensor  # []   the largest rate missed; zero when every rate is reached
-
-
-class AtLeast(NamedTuple):
-    """Weights of the "at least" step, and whether such a step exists."""
-
-    weights: FloatArray  # [K]  non-negative; zeros if no step exists
-    feasible: bool
 
 
 class GramSchmidtStep(NamedTuple):
@@ -111,48 +101,6 @@ def at_least_step(G: Tensor, d: Tensor, *, ridge: float = 0.0, rtol: float | Non
     return _rate_match(G, step, weights, np.clip(rates - reached, 0.0, None))
 
 
-def at_least_weights(M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol: float = 1e-12) -> AtLeast:
-    """Return weights z >= 0 such that u = G'z (W^-1 G'z in a metric) is the shortest step with G u >= d.
-
-    `ridge` is added to the Gramian of the unit rows: a rate may then be missed by ridge * z_k times its row's length,
-    and near a Pareto-stationary point z stays bounded. The answer is infeasible when the convex hull of the unit rows
-    comes within sqrt(rtol) of zero, or when the ridge hides a client that would lose. Rows of no length are left out:
-    no step moves them.
-    """
-    rows, lengths, live = unit_gramian(M, dead=DEAD)
-    weights, rates = np.zeros(len(lengths)), np.asarray(d, dtype=np.float64)
-    if not live.all():
-        rows, lengths, rates = rows[live][:, live], lengths[live], rates[live]
-    per_length = rates / lengths
-    largest = float(per_length.max(initial=0.0))
-    if largest <= 0.0:
-        return AtLeast(weights, feasible=True)
-    ridged = rows.copy()
-    ridged.flat[:: len(rows) + 1] += ridge
-    z, v = cone_weights(ridged, per_length / largest)
-    if not v > rtol * z.sum() ** 2 or (rows @ z)[per_length > 0.0].min() <= 0.0:
-        return AtLeast(weights, feasible=False)
-    weights[live] = z * (largest / v) / lengths
-    return AtLeast(weights, feasible=True)
-
-
-def serving_weights(
-    M: FloatArray, d: FloatArray, kept: BoolArray, n_first: int, *, ridge: float = 1e-6
-) -> tuple[FloatArray, BoolArray]:
-    """Return the weights [K] of the "at least" step for the kept rows, and which rows it is for.
-
-    Where no step serves all of them it is for those among the first `n_first` rows alone.
-    """
-    first = np.arange(len(d)) < n_first
-    weights, chosen = np.zeros(len(d)), kept
-    found = at_least_weights(M[np.ix_(kept, kept)], d[kept], ridge=ridge)
-    if not found.feasible and (kept & ~first).any():
-        chosen = kept & first
-        found = at_least_weights(M[np.ix_(chosen, chosen)], d[chosen], ridge=ridge)
-    weights[chosen] = found.weights
-    return weights, chosen
-
-
 def compatible_rows(
     M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol: float = 1e-12, max_share: float = 0.2
 ) -> BoolArray:
@@ -226,17 +174,6 @@ def gram_schmidt_step(G: Tensor, d: Tensor) -> GramSchmidtStep:
     weights = inverse_squares / eta
     direction = weights @ rows
     return GramSchmidtStep(eta * direction, direction, eta, weights)
-
-
-def bounded_rates(rates: FloatArray, squares: FloatArray, bounds: float) -> FloatArray:
-    """Return the rates, unknown ones (NaN) filled in, held within a factor of the median rate per squared row."""
-    per_square = rates / np.where(squares > 0, squares, 1.0)
-    known = np.isfinite(per_square) & (per_square > 0)
-    if not known.any():
-        return squares.copy()
-    middle = median(per_square[known].tolist())
-    held = np.clip(np.where(known, per_square, middle), middle / bounds, middle * bounds)
-    return np.asarray(held * squares)
 
 
 def mean_step(G: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -15,14 +15,41 @@ FloatArray = NDArray[np.float64]
 Values = ArrayLike | Tensor
 
 
-def mean(values: Values) -> float:
-    """Return the unweighted mean over clients."""
-    return float(_checked(values).mean())
+SHARES = {"10": 0.10, "5": 0.05}  # of the clients whose mean is reported
 
 
-def std(values: Values) -> float:
-    """Return the population standard deviation over clients (divided by K, not K - 1)."""
-    return float(_checked(values).std())
+def fairness_summary(
+    values: Values, weights: Values | None = None, *, higher_is_better: bool = True
+) -> dict[str, float]:
+    """Return every measure of the vector under its short name, in a fixed order.
+
+    mean, std (divided by K), the means of the worst and best 10 % and 5 % (one client at least), angle (in degrees,
+    between the values and the uniform vector), kl (divergence of a / sum a from uniform, in nats), jain ((sum a)^2 / (K
+    sum a^2)), gini, cov (std / |mean|), min, max, weighted_mean (by example counts).
+    """
+    a = _checked(values)
+    K, ordered = len(a), np.sort(a if higher_is_better else -a) * (1.0 if higher_is_better else -1.0)
+    with np.errstate(over="ignore"):  # the squares of values near the largest number
+        average, spread = float(a.mean()), float(a.std())
+    found = {"mean": average, "std": spread}
+    for name, share in SHARES.items():
+        n_tail = max(1, math.floor(share * K + 1e-9))  # 0.29 * 100 must give 29
+        found[f"worst{name}"], found[f"best{name}"] = float(ordered[:n_tail].mean()), float(ordered[-n_tail:].mean())
+    if not a.any():  # nobody is served
+        found |= {"angle": 90.0, "kl": math.log(K), "jain": 1 / K, "gini": 1 - 1 / K, "cov": math.sqrt(K - 1)}
+    else:
+        found["angle"] = math.degrees(math.atan2(spread, average))
+        found |= dict.fromkeys(("kl", "jain", "gini"), math.nan)
+        if not (a < 0).any():
+            rising = np.sort(a) / a.max()  # the sum of the raw values could overflow
+            shares = rising[rising > 0] / rising.sum()
+            found["kl"] = max(float(np.sum(shares * np.log(K * shares))), 0.0)
+            found["jain"] = float(rising.sum() ** 2 / (K * np.square(rising).sum()))
+            found["gini"] = max(float((2 * np.arange(1, K + 1) - K - 1) @ rising / (K * rising.sum())), 0.0)
+        found["cov"] = spread / abs(average) if average != 0.0 else math.inf
+    found |= {"min": float(a.min()), "max": float(a.max())}
+    found["weighted_mean"] = average if weights is None else weighted_mean(a, weights)
+    return found
 
 
 def worst(values: Values, share: float, *, higher_is_better: bool = True) -> float:
@@ -35,54 +62,39 @@ def best(values: Values, share: float, *, higher_is_better: bool = True) -> floa
     return _tail_mean(_checked(values), share, lowest=not higher_is_better)
 
 
+def mean(values: Values) -> float:
+    """Return the unweighted mean over clients."""
+    return fairness_summary(values)["mean"]
+
+
+def std(values: Values) -> float:
+    """Return the population standard deviation over clients (divided by K, not K - 1)."""
+    return fairness_summary(values)["std"]
+
+
 def angle(values: Values) -> float:
     """Return the angle in degrees between the values and the uniform vector: atan(std / mean); 90 for zeros."""
-    a = _checked(values)
-    return math.degrees(math.atan2(a.std(), a.mean())) if a.any() else 90.0
+    return fairness_summary(values)["angle"]
 
 
 def kl(values: Values) -> float:
     """Return the divergence KL(a / sum a || uniform) in nats: 0 for equal values, ln K if one client has everything."""
-    a = _checked(values)
-    if (a < 0).any():
-        return math.nan
-    if not a.any():
-        return math.log(len(a))
-    shares = a / a.max()  # the sum of the raw values could overflow
-    shares = shares / shares.sum()
-    positive = shares[shares > 0]
-    return max(float(np.sum(positive * np.log(len(a) * positive))), 0.0)
+    return fairness_summary(values)["kl"]
 
 
 def jain(values: Values) -> float:
     """Return Jain's index (sum a)^2 / (K sum a^2): 1 for equal values, 1 / K if one client has everything."""
-    a = _checked(values)
-    if (a < 0).any():
-        return math.nan
-    if not a.any():
-        return 1.0 / len(a)
-    a = a / a.max()
-    return float(a.sum() ** 2 / (len(a) * np.square(a).sum()))
+    return fairness_summary(values)["jain"]
 
 
 def gini(values: Values) -> float:
     """Return the Gini coefficient: 0 for equal values, 1 - 1/K if one client has everything."""
-    a = np.sort(_checked(values))
-    if (a < 0).any():
-        return math.nan
-    K = len(a)
-    if not a.any():
-        return 1.0 - 1.0 / K
-    a = a / a[-1]
-    return max(float((2 * np.arange(1, K + 1) - K - 1) @ a / (K * a.sum())), 0.0)
+    return fairness_summary(values)["gini"]
 
 
 def coefficient_of_variation(values: Values) -> float:
     """Return std / |mean|; sqrt(K - 1), the most that non-negative values can have, for zeros."""
-    a = _checked(values)
-    if not a.any():
-        return math.sqrt(len(a) - 1)
-    return float(a.std() / abs(a.mean())) if a.mean() != 0.0 else math.inf
+    return fairness_summary(values)["cov"]
 
 
 def weighted_mean(values: Values, weights: Values) -> float:
@@ -94,29 +106,6 @@ def weighted_mean(values: Values, weights: Values) -> float:
             f"weights {w.tolist()[:5]}{'...' if len(w) > 5 else ''} ({len(w)}); pass the example counts."
         )
     return float(a @ (w / w.sum()))
-
-
-def fairness_summary(
-    values: Values, weights: Values | None = None, *, higher_is_better: bool = True
-) -> dict[str, float]:
-    """Return every measure of the vector under its short name, in a fixed order."""
-    a = _checked(values)
-    return {
-        "mean": mean(a),
-        "std": std(a),
-        "worst10": worst(a, 0.10, higher_is_better=higher_is_better),
-        "best10": best(a, 0.10, higher_is_better=higher_is_better),
-        "worst5": worst(a, 0.05, higher_is_better=higher_is_better),
-        "best5": best(a, 0.05, higher_is_better=higher_is_better),
-        "angle": angle(a),
-        "kl": kl(a),
-        "jain": jain(a),
-        "gini": gini(a),
-        "cov": coefficient_of_variation(a),
-        "min": float(a.min()),
-        "max": float(a.max()),
-        "weighted_mean": mean(a) if weights is None else weighted_mean(a, weights),
-    }
 
 
 def improved_share(before: Values, after: Values) -> float:

@@ -4,6 +4,7 @@ s is a move of theta and y the change of one gradient along it, both on the same
 one client and vectorise with `torch.func.vmap`: no branch looks at a value.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -42,11 +43,6 @@ class MemoryProducts(NamedTuple):
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Return a'b; vectorised over clients, a product of vectors would keep one processor of a GPU busy a client."""
     return (a * b).sum(-1)
-
-
-def shared_dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return a'b where vectorised clients have one a in common: then it is one product of their b with it."""
-    return a @ b
 
 
 def is_curved(s: Tensor, y: Tensor, *, min_curvature: float = 1e-8) -> Tensor:
@@ -121,12 +117,18 @@ def remembered(pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
     return push_pair(pairs, s, damped(s, y, scale(pairs), pairs.n_pairs > 0))
 
 
-def server_remembered(pairs: Pairs, s: Tensor, y: Tensor) -> Pairs:
-    """Return what `remembered` does, for one memory outside vmap: asking the host saves two passes over the pairs."""
-    y = damped(s, y, scale(pairs), pairs.n_pairs > 0)
-    if not bool(is_curved(s, y)):
+def server_remembered(pairs: Pairs, s: Tensor, y: Tensor, *, threshold: float = 0.1) -> Pairs:
+    """Return what `remembered` does, for one memory outside vmap: a skipped pair costs no pass over the others."""
+    ss, sy, m = float(s @ s), float(s @ y), pairs.s.shape[0]
+    if int(pairs.n_pairs):
+        gam = float(pairs.s[-1] @ pairs.y[-1]) / float(pairs.y[-1] @ pairs.y[-1])
+        if sy < threshold * ss / gam:  # damped towards s / gam (Powell 1978)
+            phi = (1.0 - threshold) * (ss / gam) / (ss / gam - sy)
+            y = phi * y + ((1.0 - phi) / gam) * s
+            sy = float(s @ y)
+    if not 1e-8 * math.sqrt(ss * float(y @ y)) < sy < math.inf:  # NaN is not
         return pairs
-    n_pairs = (pairs.n_pairs + 1).clamp(max=pairs.s.shape[0])
+    n_pairs = (pairs.n_pairs + 1).clamp(max=m)
     return Pairs(torch.cat([pairs.s[1:], s[None]]), torch.cat([pairs.y[1:], y[None]]), n_pairs)
 
 
@@ -169,41 +171,14 @@ class OnePairRate(NamedTuple):
     scale: Tensor  # []  s'y / y'y of the newest pair; 0: there is none
 
 
-class Secant(NamedTuple):
-    """A pair and its products along the move, which both the curvature and the rate are made from."""
-
-    s: Tensor  # [n]
-    y: Tensor  # [n]
-    ss: Tensor  # []
-    sy: Tensor  # []
-    is_shared: bool = False  # all clients that are computed together made this move
-
-    def along(self, v: Tensor) -> Tensor:
-        """Return s'v."""
-        return shared_dot(self.s, v) if self.is_shared else dot(self.s, v)
-
-    @property
-    def curvature(self) -> Tensor:
-        """s'y / s's, the curvature of a loss along the move; NaN, or not finite, where there was no move."""
-        return self.sy / self.ss
-
-
-def secant(s: Tensor, y: Tensor, *, is_shared: bool = False) -> Secant:
-    """Return the pair with its products along the move."""
-    return Secant(s, y, _square(s), shared_dot(s, y) if is_shared else dot(s, y), is_shared)
-
-
-def one_pair_rate(pair: Secant, g: Tensor, gam: Tensor, *, threshold: float = 0.1) -> OnePairRate:
+def one_pair_rate(s: Tensor, y: Tensor, g: Tensor, gam: Tensor, *, threshold: float = 0.1) -> OnePairRate:
     """Return g'Hg with H of the pair alone: what `remembered` and `lbfgs_rate` give with a memory of one pair.
 
     It takes six products of three vectors, and of the pair before it no more than its scale gam, against which y is
-    damped: nothing n-long is kept. A pair without curvature is skipped; then H = gam I.
-
-    On a GPU every operation here is a launch for a handful of numbers, so there are as few as can be. Nothing keeps
-    the unused branch finite, since no derivative is taken of it; comparisons with NaN are false.
+    damped: nothing n-long is kept. A pair without curvature is skipped; then H = gam I. Nothing keeps the unused branch
+    finite, since no derivative is taken of it; comparisons with NaN are false.
     """
-    _, y, ss, sy, _ = pair
-    yy, gg, sg, yg = _square(y), _square(g), pair.along(g), dot(y, g)
+    ss, sy, yy, gg, sg, yg = ((a * b).sum(-1) for a, b in ((s, s), (s, y), (y, y), (g, g), (s, g), (y, g)))
     inverse_scale = gam.reciprocal().nan_to_num(posinf=0.0)
     model = ss * inverse_scale
     reach = (1.0 - threshold) * model
@@ -224,14 +199,17 @@ def one_pair_rate(pair: Secant, g: Tensor, gam: Tensor, *, threshold: float = 0.
 
 def lbfgs_inverse_product(pairs: Pairs, v: Tensor) -> Tensor:
     """Return H v for v [n], or the rows v_k H for v [K, n], by the two-loop recursion (Nocedal 1980)."""
-    slots = [(s, y, _divisor(s @ y > 0, s @ y)) for s, y in zip(pairs.s.unbind(), pairs.y.unbind(), strict=True)]
+    n_pairs = int(pairs.n_pairs)
+    if not n_pairs:
+        return v
+    used = [(s, y, s @ y) for s, y in zip(pairs.s[-n_pairs:], pairs.y[-n_pairs:], strict=True)]
     coefficients = []
-    for s, y, sy in reversed(slots):
-        a = (v @ s) / sy
-        v = v - a.unsqueeze(-1) * y
-        coefficients.append(a)
-    v = scale(pairs) * v
-    for (s, y, sy), a in zip(slots, reversed(coefficients), strict=True):
+    for s, y, sy in reversed(used):
+        coefficients.append((v @ s) / sy)
+        v = v - coefficients[-1].unsqueeze(-1) * y
+    _, y, sy = used[-1]
+    v = (sy / (y @ y)) * v
+    for (s, y, sy), a in zip(used, reversed(coefficients), strict=True):
         v = v + (a - (v @ y) / sy).unsqueeze(-1) * s
     return v
 
@@ -255,8 +233,7 @@ def lbfgs_direct_rate(pairs: Pairs, g: Tensor, *, beta: float = 1.0) -> Tensor:
 
 def secant_curvature(s: Tensor, y: Tensor) -> Tensor:
     """Return s'y / s's, the curvature of a loss along the move s; NaN where there was no move."""
-    pair = secant(s, y)
-    return torch.where(pair.ss > 0, pair.curvature, torch.nan)
+    return (s * y).sum(-1) / (s * s).sum(-1)
 
 
 def probe_length(theta: Tensor, g: Tensor, *, relative: float = 1e-4) -> Tensor:
@@ -329,11 +306,6 @@ def metric_combination(
         on_memory = torch.from_numpy(inverse.middle @ on_pairs).to(step)
         step.addmv_(pairs.s.T, on_memory[:m]).addmv_(pairs.y.T, on_memory[m:])
     return step
-
-
-def _square(v: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(v)  # which writes nothing n-long, as a product would
-    return length.square()
 
 
 def _kept(keep: Tensor, v: Tensor) -> Tensor:

@@ -250,9 +250,7 @@ def train_cohort(
     raise RuntimeError(f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}.")
 
 
-def _note_traffic(
-    setup: Setup, state: State, asked: Tensor, sent: Any, answers: Answers, notes: Record
-) -> None:
+def _note_traffic(setup: Setup, state: State, asked: Tensor, sent: Any, answers: Answers, notes: Record) -> None:
     """Add up bytes and passes of a phase, and write down who did not reply, or end the run if the policy says so."""
     for client, why in answers.missing:
         if setup.policy.on_missing == "fail":

@@ -36,6 +36,13 @@ def _moved(t: Tensor, device: torch.device) -> Tensor:
     return t.to(device, non_blocking=True)
 
 
+def _local_work(algorithm: AnyAlgorithm) -> tuple[int, int | None, Callable[[int], float]]:
+    """Return epochs, batch size and learning rate by round; a method without such settings makes one full pass."""
+    if not isinstance(algorithm, LocalWork):
+        return 1, None, lambda _: 0.0
+    return algorithm.epochs, algorithm.batch_size, algorithm.lr_at
+
+
 class TaskBuilder:
     """Builds the tasks of a cohort; the last cohort's examples are kept, since they often come again."""
 
@@ -49,10 +56,7 @@ class TaskBuilder:
         numbers: Sequence[int] | None = None,  # the clients' numbers, where this federation is a part of a larger one
     ) -> None:
         self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
-        trains = isinstance(algorithm, LocalWork)  # a method without settings of the local work makes one full pass
-        self._epochs: int = algorithm.epochs if trains else 1
-        self._batch_size: int | None = algorithm.batch_size if trains else None
-        self._lr_at: Callable[[int], float] = algorithm.lr_at if trains else lambda _: 0.0
+        self._epochs, self._batch_size, self._lr_at = _local_work(algorithm)
         self._numbers = range(federation.n_clients) if numbers is None else numbers
         self._sizes: list[int] = federation.n_examples.tolist()
         starts, size = federation.train.starts, self._sizes[0]

@@ -43,7 +43,7 @@ def convolved_bowl() -> Case:
 
 
 BOWLS: dict[str, Callable[[], Case]] = {"dense": network_bowl, "convolved": convolved_bowl}
-LOCAL = {"lr": 0.1, "epochs": 2, "batch_size": 3, "momentum": 0.5, "weight_decay": 0.1}
+LOCAL: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 3, "momentum": 0.5, "weight_decay": 0.1}
 
 
 def with_local_work(name: str) -> AnyAlgorithm:

@@ -102,7 +102,7 @@ def local_sgd(
 ) -> Tensor:
     """Return what the problem's kernels make of the task."""
     settings = {"momentum": momentum, "weight_decay": weight_decay, "pull": None, "correction": None, **forces}
-    return problem.kernels.sgd(problem, task, theta, **settings)  # type: ignore[arg-type]
+    return problem.kernels.sgd(problem, task, theta, **settings)
 
 
 def case(model: str, loss: str, *, ridge: float, batch_size: int | None = 4) -> tuple[Problem, Task, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -62,14 +64,14 @@ def written_out(
 def test_it_is_sgd(model: str, kind: str, momentum: float, weight_decay: float) -> None:
     """A short batch and a batch without examples are among the task's; it is called twice on the same tensors."""
     problem, task, theta = case(model, "cross-entropy", ridge=0.2)
-    model = model_of(problem)
+    kept = model_of(problem)
     decay = weight_decay + problem.ridge
     pull, extra = forces(kind, len(theta))
     for start in (2 * theta, theta):
-        found = graphed_sgd(problem, model, task, start, momentum=momentum, decay=decay, pull=pull, correction=extra)
+        found = graphed_sgd(problem, kept, task, start, momentum=momentum, decay=decay, pull=pull, correction=extra)
     expected = written_out(problem, task, theta, momentum, weight_decay, pull, extra)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    assert len(model.steps) == 1
+    assert len(kept.steps) == 1
     one = Task(*(t[None] for t in task))
     together = vmap(
         lambda its: local_sgd(
@@ -93,12 +95,16 @@ def test_a_step_uses_the_anchor_of_its_client() -> None:
     assert len(model.steps) == 1
 
 
+def weighted(weight: float, losses: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    return weight * losses(outputs, targets)
+
+
 def test_losses_that_keep_changing_are_not_captured() -> None:
     """A method that weights its loss anew in every round would else leave a graph a round in memory."""
     problem, task, theta = case("imaged", "cross-entropy", ridge=0.0)
     model = model_of(problem)
     for k in range(MAX_STEPS + 2):
-        changed = replace(problem, losses=lambda outputs, targets, k=k: k * problem.losses(outputs, targets))
+        changed = replace(problem, losses=partial(weighted, k, problem.losses))
         found = graphed_sgd(changed, model, task, theta, momentum=0.0, decay=0.0)
         assert (found is None) == (k >= MAX_STEPS)
         assert len(model.steps) == (k + 1 if k < MAX_STEPS else 0)

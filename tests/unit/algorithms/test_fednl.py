@@ -32,7 +32,7 @@ from tests.helpers.convex import (
     numpy_clients,
     played,
 )
-from tests.helpers.numpy_clients import fednl_iterates, largest_eigenpair
+from tests.helpers.numpy_twins import fednl_cr_losses, fednl_iterates, fednl_ls_iterates, largest_eigenpair
 
 IDENTITY: dict[str, Any] = {"compressor": "identity", "alpha": 1.0}
 UNCOMPRESSED: dict[str, Any] = {"compressor": "identity"}
@@ -266,6 +266,25 @@ def test_line_search_never_goes_up(start: str) -> None:
     assert found[-1] - convex.best_loss < 1e-10
     with pytest.raises(ValueError, match="sufficient"):
         FedNLLS(sufficient=0.5)  # at one half the unit step would be refused near the optimum
+
+
+@pytest.mark.parametrize(("sufficient", "shrink"), [(0.49, 0.5), (0.2, 0.3)])
+def test_line_search_follows_its_numpy_twin(sufficient: float, shrink: float) -> None:
+    convex = logistic()
+    run = played(FedNLLS(sufficient=sufficient, shrink=shrink, mu=0.05), convex, 10)
+    twin, lengths = fednl_ls_iterates(numpy_clients(convex), 10, mu=0.05, sufficient=sufficient, shrink=shrink)
+    assert len(set(lengths)) > 1
+    assert [record["diagnostics"]["length"] for record in run.records] == pytest.approx(lengths, rel=1e-12)
+    for found, expected in zip(run.thetas, twin, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("lipschitz", [None, 5.0])
+def test_cubic_regularisation_follows_its_numpy_twin(lipschitz: float | None) -> None:
+    convex = logistic()
+    run = played(FedNLCR(lipschitz=lipschitz), convex, 10)
+    found = [float(losses(convex, theta).mean()) for theta in run.thetas]
+    assert found == pytest.approx(fednl_cr_losses(numpy_clients(convex), 10, lipschitz=lipschitz), rel=1e-9)
 
 
 def test_cubic_regularisation_never_goes_up_and_learns_every_estimate() -> None:

@@ -15,11 +15,12 @@ from dqnfed.algorithms.giant import GIANT, Along, Losses
 from dqnfed.algorithms.local_newton import LocalNewton
 from dqnfed.algorithms.newton import Newton
 from dqnfed.algorithms.shed import SHED, is_renewal
-from dqnfed.core.algorithm import AnyAlgorithm, Cohort, Empty
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort, Empty, Theta
 from dqnfed.core.curvature import hessian_root
 from dqnfed.core.problem import Task
 from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import n_rows, row
+from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.convex import (
     SumsOnly,
     gradients,
@@ -32,7 +33,17 @@ from tests.helpers.convex import (
     numpy_clients,
     played,
 )
-from tests.helpers.numpy_clients import giant_iterates
+from tests.helpers.numpy_twins import giant_iterates
+
+
+def krylov_solution(H: Tensor, g: Tensor, m: int) -> Tensor:
+    """Return what m conjugate gradients reach: the minimiser of x'Hx / 2 - g'x in the span of g, Hg, ..., H^(m-1) g."""
+    powers = [g]
+    for _ in range(m - 1):
+        powers.append(H @ powers[-1])
+    V = torch.linalg.qr(torch.stack(powers, dim=1)).Q
+    best: Tensor = V @ torch.linalg.solve(V.T @ H @ V, V.T @ g)
+    return best
 
 
 def rows_of(tasks: Task) -> list[Task]:
@@ -170,6 +181,18 @@ def test_local_newton_steps_on_identical_clients_are_central_newton_steps() -> N
     torch.testing.assert_close(one, played(Newton(), convex, 3).thetas[3], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize(("sufficient", "length"), [(0.1, 1.0), (0.4, 1.0), (0.6, 0.5), (0.8, 0.25), (0.9, 0.125)])
+def test_local_newton_takes_the_longest_length_that_goes_down_enough(sufficient: float, length: float) -> None:
+    """Of a Newton step on a quadratic, a share a gains a (1 - a / 2) of the slope: at least `sufficient` a for a <= 2 -
+    2 `sufficient`.
+    """
+    convex = least_squares()
+    start = convex.problem.theta0
+    found = played(LocalNewton(sufficient=sufficient), convex, 1).thetas[1]
+    own_steps = torch.linalg.solve(hessians(convex, start), gradients(convex, start))
+    torch.testing.assert_close(found, start - length * own_steps.mean(0), rtol=1e-9, atol=1e-10)
+
+
 def test_many_local_newton_steps_average_the_local_minimisers() -> None:
     convex = logistic()
     found = played(LocalNewton(local_steps=12), convex, 1).thetas[1]
@@ -207,17 +230,19 @@ def test_shed_without_pairs_is_a_gradient_step() -> None:
     torch.testing.assert_close(run.thetas[1], run.thetas[0] - length * step, rtol=1e-10, atol=1e-12)
 
 
-def test_shed_with_one_pair_uses_the_second_eigenvalue_for_the_rest_and_dominates() -> None:
+@pytest.mark.parametrize("rest_is", ["next", "middle"])
+def test_shed_with_one_pair_uses_other_eigenvalues_for_the_rest(rest_is: str) -> None:
+    """The second one, so that the model dominates the Hessian; or the mean of the second and the smallest."""
     convex = logistic()
-    run = played(SHED(pairs=1), convex, 1)
+    run = played(SHED(pairs=1, rest=rest_is), convex, 1)
     server = run.servers[1]
     H = hessians(convex, run.thetas[0])
     values, vectors = torch.linalg.eigh(H)
     torch.testing.assert_close(server.values[:, 0], values[:, -1])
-    rest = values[:, -2]
+    rest = values[:, -2] if rest_is == "next" else (values[:, -2] + values[:, 0]) / 2
     models = (values[:, -1] - rest)[:, None, None] * vectors[:, :, -1:] @ vectors[:, :, -1:].transpose(1, 2)
     models = models + rest[:, None, None] * torch.eye(6, dtype=torch.float64)
-    assert float(torch.linalg.eigvalsh(models - H).min()) >= -1e-12
+    assert (float(torch.linalg.eigvalsh(models - H).min()) >= -1e-12) == (rest_is == "next")
     step = torch.linalg.solve(models.mean(0), gradients(convex, run.thetas[0]).mean(0))
     length = run.records[0]["diagnostics"]["length"]
     torch.testing.assert_close(run.thetas[1], run.thetas[0] - length * step, rtol=1e-9, atol=1e-10)
@@ -243,6 +268,38 @@ def test_fedns_with_many_rows_is_newton_and_unbiased() -> None:
     theta = played(FedNS(rows=20_000), convex, 1).thetas[1]
     step = newton_step(convex, convex.problem.theta0)
     assert float((theta + step).norm()) <= 0.1 * float(step.norm())  # relative error of order sqrt(n / rows)
+
+
+@pytest.mark.parametrize("damping", [0.01, 0.5])
+def test_fedns_adds_its_damping_in_place_of_the_ridge(damping: float) -> None:
+    convex = logistic()
+    theta, eye = convex.problem.theta0, torch.eye(6, dtype=torch.float64)
+    bare = hessians(convex, theta) - convex.problem.ridge * eye
+    roots = torch.linalg.cholesky(bare).mT  # R'R is the Hessian without its ridge
+    algorithm, cohort = FedNS(damping=damping), Cohort(torch.arange(4), torch.ones(4), 4, 0)
+    update = FedNSUpdate(gradients(convex, theta), losses(convex, theta), roots)
+    found = algorithm.server_step(algorithm.init_server(convex.problem, 4), Replies(update), cohort).server.search.step
+    expected = torch.linalg.solve(bare.mean(0) + damping * eye, gradients(convex, theta).mean(0))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+def test_fedns_sketches_with_entries_of_its_kind(kind: str) -> None:
+    """A row of the sketched root is a sum of the root's rows with signs over sqrt(rows), or with normal numbers."""
+    convex = logistic(n_each=5)
+    algorithm, everyone = FedNS(rows=4, sketch=kind), torch.arange(4)
+    tasks = TaskBuilder(convex.federation, convex.problem, algorithm, 0).stacked(everyone, 0)
+    factors = []
+    for client, task in zip(numpy_clients(convex), rows_of(tasks), strict=True):
+        sent = Theta(convex.problem.theta0)
+        found = algorithm.client_step(convex.problem, task, sent, Empty(sent.theta[:0]))[0]
+        assert isinstance(found, FedNSUpdate)
+        root = 0.5 * client.A / np.sqrt(5)  # the curvature of the logistic loss at 0 is 1/4
+        factors.append(found.root.numpy() @ np.linalg.pinv(root))  # 5 rows of 6 numbers: independent
+        np.testing.assert_allclose(factors[-1] @ root, found.root.numpy(), rtol=1e-9, atol=1e-10)
+    sizes = np.abs(np.stack(factors)) * 2.0  # sqrt of 4 rows
+    assert np.allclose(sizes, 1.0) == (kind == "rademacher")
+    assert 0.4 < np.square(sizes).mean() < 1.8  # 80 entries of variance 1
 
 
 def test_fedns_with_the_whole_root_is_newton_and_without_rows_a_gradient_step() -> None:
@@ -271,9 +328,7 @@ def test_one_client_makes_giant_newton_by_conjugate_gradients() -> None:
     start = convex.problem.theta0
     run = played(GIANT(cg_steps=3), convex, 1)
     H, g = hessians(convex, start)[0], gradients(convex, start)[0]
-    V = torch.linalg.qr(torch.stack([g, H @ g, H @ H @ g], dim=1)).Q
-    best = V @ torch.linalg.solve(V.T @ H @ V, V.T @ g)  # what three conjugate gradients reach in the Krylov space
-    step = run.records[0]["diagnostics"]["length"] * best
+    step = run.records[0]["diagnostics"]["length"] * krylov_solution(H, g, 3)
     torch.testing.assert_close(run.thetas[1], start - step, rtol=1e-9, atol=1e-11)
 
 
@@ -295,6 +350,17 @@ def test_disco_damps_far_away_and_not_near_the_optimum() -> None:
     assert run.records[0]["diagnostics"]["decrement"] == pytest.approx(decrement, rel=1e-8)
     assert run.records[-1]["diagnostics"]["decrement"] < 1e-4
     torch.testing.assert_close(run.thetas[-1], convex.theta_best, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("max_products", [1, 3])
+def test_disco_stops_at_its_largest_number_of_products(max_products: int) -> None:
+    convex = logistic()
+    start = convex.problem.theta0
+    run = played(DiSCO(rtol=1e-12, max_products=max_products), convex, 1)
+    H, g = hessians(convex, start).mean(0), gradients(convex, start).mean(0)
+    v = krylov_solution(H, g, max_products)
+    assert run.records[0]["diagnostics"]["products"] == max_products
+    torch.testing.assert_close(run.thetas[1], start - v / (1 + (v @ H @ v).sqrt()), rtol=1e-9, atol=1e-10)
 
 
 def test_disco_needs_no_more_products_than_dimensions() -> None:

@@ -108,9 +108,12 @@ def test_ends_at_a_pareto_stationary_point_and_no_loss_ever_rises() -> None:
     played = play(MGDA(lr=0.4), problem, federation, rounds=60)
     losses = torch.stack([(theta - centres).square().sum(1) for theta in played.thetas])
     assert bool((losses.diff(dim=0) <= 1e-12).all())
-    gradients = played.thetas[-1] - centres
-    weights = torch.from_numpy(min_norm_weights((gradients @ gradients.T).numpy()))
-    assert float((weights @ gradients).norm()) < 1e-6
+    # theta is a convex combination of the centres: weights >= 0 that sum to one and give it
+    system, wanted = (torch.cat([t, t.new_ones(1, t.shape[1])]) for t in (centres.T, played.thetas[-1][:, None]))
+    _, missed = scipy.optimize.nnls(system.numpy(), wanted[:, 0].numpy())
+    assert missed < 1e-6
+    _, missed_at_start = scipy.optimize.nnls(system.numpy(), [*played.thetas[0].tolist(), 1.0])
+    assert missed_at_start > 1.0
 
 
 def quadratic_program_weights(M: FloatArray) -> FloatArray:

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from dqnfed import Evaluation, Federation, Problem, run
 from dqnfed.algorithms import REGISTRY
-from dqnfed.algorithms.fednew_cg import FedNewCG
+from dqnfed.algorithms.fednew_cg import FedNewCG, FedNewCGUpdate
 from dqnfed.algorithms.fednl_diag import FedNLDiag
 from dqnfed.algorithms.fednl_head import FedNLHead
 from dqnfed.algorithms.fedns_ggn import FedNSGGN
-from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort
 from dqnfed.core.replies import Replies
 from dqnfed.core.seeds import numpy_seed_for
 from dqnfed.core.tensors import row
@@ -60,11 +60,16 @@ def gauss_newton_matrices(case: Case, theta: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+def mean_loss(case: Case, theta: Tensor) -> Tensor:
+    """Return the mean of the clients' cross-entropies."""
+    losses = [cross_entropy(case.problem.predict(theta, inputs), labels) for inputs, labels in client_examples(case)]
+    return torch.stack(losses).mean()
+
+
 def mean_gradient(case: Case, theta: Tensor) -> Tensor:
     """Return the gradient of the mean of the clients' cross-entropies."""
     at = theta.clone().requires_grad_()
-    losses = [cross_entropy(case.problem.predict(at, inputs), labels) for inputs, labels in client_examples(case)]
-    found: Tensor = torch.autograd.grad(torch.stack(losses).mean(), at)[0]
+    found: Tensor = torch.autograd.grad(mean_loss(case, at), at)[0]
     return found
 
 
@@ -215,13 +220,32 @@ def test_fednew_cg_with_enough_products_is_an_admm_pass() -> None:
 
 def test_fednew_cg_moves_duals_with_the_step_of_their_own_round() -> None:
     case = softmax_case()
-    turns = turns_of(FedNewCG(rho=0.2, dual_decay=0.5), case, rounds=2, cohort_size=3)
-    rounds = [turn for turn in turns if hasattr(turn.updates, "gradient")]
-    agreed = turns[turns.index(rounds[0]) + 1]
-    expected = 0.2 * (agreed.memory_before.own_step - rounds[0].step.server.step)
-    torch.testing.assert_close(agreed.memory_after.dual, expected)
+    turns = turns_of(FedNewCG(rho=0.2, dual_decay=0.5), case, rounds=3)
+    solves = [k for k, turn in enumerate(turns) if hasattr(turn.updates, "gradient")]
+    dual = torch.zeros(5, case.problem.n_parameters, dtype=torch.float64)
+    for k in solves:
+        solved, agreed = turns[k], turns[k + 1]
+        torch.testing.assert_close(solved.memory_before.dual, dual)
+        sent = solved.memory_after.own_step + dual / 0.2
+        torch.testing.assert_close(solved.updates.step, sent)
+        torch.testing.assert_close(solved.step.server.step, sent.mean(0))
+        dual = 0.5 * dual + 0.2 * (solved.memory_after.own_step - sent.mean(0))
+        torch.testing.assert_close(agreed.memory_after.dual, dual)
     later = turns_of(FedNewCG(dual_decay=0.0), case, rounds=2)
     assert all(float(turn.memory_after.dual.abs().max()) == 0.0 for turn in later)
+
+
+@pytest.mark.parametrize("goes_down", [True, False])
+def test_fednew_cg_falls_back_on_the_gradient_where_the_common_step_goes_up(goes_down: bool) -> None:
+    problem = softmax_case().problem
+    algorithm, g = FedNewCG(max_step=1e6), torch.arange(15, dtype=torch.float64) - 6.0
+    step = (1.0 if goes_down else -1.0) * g.flip(0).cumsum(0) * torch.sign(g.flip(0).cumsum(0) @ g)
+    update = FedNewCGUpdate(step.expand(3, -1), g.expand(3, -1), torch.ones(3, dtype=torch.float64))
+    cohort = Cohort(torch.arange(3), torch.ones(3), 5, 0)
+    found = algorithm.server_step(algorithm.init_server(problem, 5), Replies(update), cohort)
+    assert found.diagnostics["goes_down"] == float(goes_down)
+    torch.testing.assert_close(found.server.search.step, step if goes_down else g)
+    torch.testing.assert_close(found.server.step, step)  # what the clients' duals move by
 
 
 def test_fednew_cg_needs_sums_alone() -> None:
@@ -251,10 +275,67 @@ def test_fedns_ggn_with_many_rows_is_a_damped_newton_step() -> None:
     assert relative > 0.0
 
 
+@pytest.mark.parametrize("damping", [0.1, 2.0])
+def test_fedns_ggn_is_damped_by_a_share_of_the_mean_curvature_of_its_rows(damping: float) -> None:
+    """The mean eigenvalue of the 15 rows' Gram matrix over 5 clients; the solve is then the n x n one."""
+    case = softmax_case()
+    turn = turns_of(FedNSGGN(rows=3, damping=damping, max_step=1e6), case)[0]
+    Y = turn.updates.rows.reshape(15, -1).numpy() / np.sqrt(5)
+    mu = damping * np.square(Y).sum() / 15
+    assert turn.step.diagnostics["mu"] == pytest.approx(mu, rel=1e-12)
+    g = mean_gradient(case, case.problem.theta0).numpy()
+    expected = np.linalg.solve(Y.T @ Y + mu * np.eye(len(g)), g)
+    np.testing.assert_allclose(turn.step.server.search.step.numpy(), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_fedns_ggn_is_damped_more_with_small_cohorts() -> None:
+    problem = softmax_case().problem
+    assert FedNSGGN().prepare(problem, 20, 5).damping == 0.1
+    assert FedNSGGN().prepare(problem, 20, 2).damping == 1.0
+    assert FedNSGGN(damping=0.3).prepare(problem, 20, 2).damping == 0.3
+
+
 def test_fedns_ggn_counts_every_row() -> None:
     case = softmax_case()
     algorithm, n = FedNSGGN(rows=3), case.problem.n_parameters
     assert algorithm.uplink_bits(row(turns_of(algorithm, case)[0].updates, 0)) == 64 * (4 * n + 1)
+
+
+@pytest.mark.parametrize("name", ["fednl-diag", "fednew-cg", "fedns-ggn"])
+def test_no_step_is_longer_than_the_longest(name: str) -> None:
+    case, method = network_case(), dict[str, Any](REGISTRY)[name]
+    free, bound, longer = (
+        turns_of(method(max_step=length), case)[0].step.server.search.step for length in (1e6, 0.01, 0.02)
+    )
+    assert float(free.norm()) > 0.02
+    for step, length in ((bound, 0.01), (longer, 0.02)):
+        torch.testing.assert_close(step, length * free / free.norm(), rtol=1e-10, atol=1e-14)
+
+
+def test_no_step_of_the_head_is_longer_than_the_longest() -> None:
+    case = network_case()
+    head = slice(4 * 5 + 5, None)
+    for length in (0.01, 0.02):
+        theta = turns_of(FedNLHead(max_step=length), case)[0].step.server.theta
+        assert float((theta - case.problem.theta0)[head].norm()) == pytest.approx(length, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fednl-diag", "fednew-cg", "fedns-ggn"])
+@pytest.mark.parametrize(("sufficient", "shrink"), [(0.1, 0.5), (0.95, 0.7)])
+def test_the_first_trial_that_goes_down_enough_is_taken(name: str, sufficient: float, shrink: float) -> None:
+    """The lengths tried are 1, s, s^2, ...; the losses of the clients at the accepted model say why."""
+    case = network_case()
+    settings: dict[str, Any] = {"sufficient": sufficient, "shrink": shrink, "max_step": 3.0}
+    turns = turns_of(REGISTRY[name](**settings), case)
+    search, start = turns[0].step.server.search, case.problem.theta0
+    trials = turns[1:]
+    slope = mean_gradient(case, start) @ search.step
+    for j, trial in enumerate(trials):
+        length = shrink**j
+        torch.testing.assert_close(trial.sent.theta, start - length * search.step, rtol=1e-10, atol=1e-12)
+        decrease = mean_loss(case, start) - mean_loss(case, start - length * search.step)
+        assert (decrease >= sufficient * length * float(slope)) == (j == len(trials) - 1)
+    assert sufficient < 0.9 or len(trials) > 1
 
 
 @pytest.mark.parametrize("name", ["fednl-diag", "fednew-cg", "fedns-ggn"])

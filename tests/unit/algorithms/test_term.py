@@ -209,13 +209,16 @@ def test_the_tilted_mean_lies_between_mean_and_maximum_and_grows_with_the_tilt()
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.5])
-def test_clients_report_the_tilted_loss_at_the_model_that_was_sent(tau: float) -> None:
+def test_clients_report_the_tilted_loss_at_the_model_that_was_sent_and_descend_on_it(tau: float) -> None:
+    """One full-batch step follows the examples' gradients under the softmax of tau times their losses."""
     problem, federation, _ = bowls(1, 3, sizes=[6])
     targets, theta = federation.train.targets, torch.full((3,), 0.2, dtype=torch.float64)
     update, _ = TERM(tau=tau).client_step(problem, task_of(targets), Theta(theta), Empty(theta.new_zeros(0)))
     losses = ((theta - targets).square().sum(1) / 2).numpy()
     expected = np.log(np.mean(np.exp(tau * losses))) / tau if tau else losses.mean()
     assert float(update.loss) == pytest.approx(float(expected), rel=1e-13)
+    shares = np.exp(tau * losses) / np.exp(tau * losses).sum()
+    torch.testing.assert_close(update.delta, LR * torch.from_numpy(shares) @ (theta - targets), rtol=1e-12, atol=1e-15)
 
 
 def test_the_inner_tilt_changes_the_training_and_a_tiny_one_hardly() -> None:

@@ -141,8 +141,8 @@ def test_interpolating_clients_make_dqn_fed_linear_and_fast() -> None:
 def test_every_entry_is_a_method_that_suits_convex_problems() -> None:
     convex = convex_problem(SYNTHETIC)
     for entry in all_entries(convex).values():
-        assert "convex" in entry.algorithm.suits
-    second_order = {name for name, kind in REGISTRY.items() if kind.suits == {"convex"}}
+        assert "convex" in entry.algorithm.info.problem_kinds
+    second_order = {name for name, kind in REGISTRY.items() if kind.info.problem_kinds == {"convex"}}
     assert second_order <= {name.split("[")[0] for name in all_entries(convex)}
 
 

@@ -12,11 +12,11 @@ from dqnfed.maths.directions import (
     at_least_step,
     at_least_weights,
     compatible_rows,
+    drop_outlier_rows,
     gram_schmidt_step,
     mean_step,
     rate_matching_step,
     rate_matching_weights,
-    undemanding_rows,
 )
 from dqnfed.maths.gramian import gramian
 from dqnfed.maths.solvers import min_norm_weights, unit_gramian
@@ -366,7 +366,7 @@ def test_agreeing_clients_are_all_kept() -> None:
 def test_a_row_that_asks_for_too_much_is_left_out(liar: int) -> None:
     M, d = gramian(agreeing_rows(10, 50)).numpy(), np.ones(10)
     d[liar] = 1e3
-    alone = undemanding_rows(M, d, stretch=2.0)
+    alone = drop_outlier_rows(M, d, stretch=2.0)
     assert np.flatnonzero(~alone).tolist() == [liar]
     without = at_least_weights(np.delete(np.delete(M, liar, 0), liar, 1), np.delete(d, liar)).weights
     np.testing.assert_array_equal(at_least_weights(M[np.ix_(alone, alone)], d[alone]).weights, without)
@@ -378,13 +378,13 @@ def test_a_row_against_all_others_is_left_out_though_a_step_exists() -> None:
     G[3] = -G[3]
     M = gramian(G).numpy()
     assert at_least_weights(M, np.ones(10)).feasible
-    assert np.flatnonzero(~undemanding_rows(M, np.ones(10), stretch=2.0)).tolist() == [3]
+    assert np.flatnonzero(~drop_outlier_rows(M, np.ones(10), stretch=2.0)).tolist() == [3]
 
 
 def test_rows_that_ask_for_little_are_all_kept() -> None:
     M, d = gramian(agreeing_rows(10, 50)).numpy(), positive_rates(10).numpy()
-    assert undemanding_rows(M, d, stretch=5.0).all()
-    assert undemanding_rows(M, 1e3 * d, max_share=0.0, stretch=1.01).all()
+    assert drop_outlier_rows(M, d, stretch=5.0).all()
+    assert drop_outlier_rows(M, 1e3 * d, max_share=0.0, stretch=1.01).all()
 
 
 # -- the mean ----------------------------------------------------------------------------------------------------------

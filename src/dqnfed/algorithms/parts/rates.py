@@ -61,7 +61,7 @@ class Rates:
         return qn.cauchy_rate(g, loss_gradient(problem, theta - length * g, task), length)[0]
 
     def next(
-        self, problem: Problem, task: Task, here: Here, memory: RateMemory, pair: qn.Secant
+        self, problem: Problem, task: Task, here: Here, memory: RateMemory, s: Tensor, y: Tensor
     ) -> tuple[Tensor, RateMemory]:
         """Return the rate after a step, and what the client keeps; NaN if it has never had a usable pair.
 
@@ -70,9 +70,9 @@ class Rates:
         if self.rule != "bfgs":
             return self.first(problem, task, here), memory
         if self.memory == 1:
-            rate, scale = qn.one_pair_rate(pair, here.gradient, memory.scale)
+            rate, scale = qn.one_pair_rate(s, y, here.gradient, memory.scale)
             return rate, memory._replace(scale=scale)
-        pairs = qn.remembered(memory.pairs, pair.s, pair.y)
+        pairs = qn.remembered(memory.pairs, s, y)
         rate = torch.where(pairs.n_pairs > 0, qn.lbfgs_rate(pairs, here.gradient), torch.nan)
         return rate, memory._replace(pairs=pairs)
 
