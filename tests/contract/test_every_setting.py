@@ -313,6 +313,13 @@ def test_a_shared_setting_has_an_effect_or_is_refused_or_named_as_unused(name: s
     check_effect(name, field, value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "base"),
+    [("lr_decay_every", 2, (("lr_decay", 0.5),)), ("momentum", 0.5, (("epochs", 2),))],
+    ids=["period of a decay", "momentum of several steps"],
+)
 @pytest.mark.parametrize("name", METHODS)
-def test_the_period_of_the_decay_counts_where_the_rate_decays(name: str) -> None:
-    check_effect(name, "lr_decay_every", 2, base=(("lr_decay", 0.5),))
+def test_a_shared_setting_that_needs_another_has_an_effect_with_it(
+    name: str, field: str, value: Any, base: Changes
+) -> None:
+    check_effect(name, field, value, base=base)

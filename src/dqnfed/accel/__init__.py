@@ -20,14 +20,12 @@ from dqnfed.core.replies import Replies
 class Accelerated:
     """The faster forms, for one run."""
 
+    replies: type[Replies[Any]] = FastReplies
+
     def problem(self, problem: Problem) -> Problem:
         """Return the problem with kernels of its own; what was compiled for it stays."""
         own = problem.kernels.fresh() if isinstance(problem.kernels, FastKernels) else FastKernels()
         return replace(problem, kernels=own)
-
-    def replies(self, updates: Any) -> Replies[Any]:
-        """Return stacked updates as replies."""
-        return FastReplies(updates)
 
     @contextmanager
     def memory(self) -> Iterator[Callable[[], None]]:

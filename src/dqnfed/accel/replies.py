@@ -46,7 +46,7 @@ class FastReplies(Replies[U]):
         return super().norms(field) if known is None else known
 
     def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
-        rows, known = self._rows(field), self.stats.grams.get(field)
+        rows, known = super().rows(field).flatten(1), self.stats.grams.get(field)
         if known is None:
             found: FloatArray = fast_gramian(rows, extra).numpy()
             return found
@@ -54,7 +54,7 @@ class FastReplies(Replies[U]):
         return np.concatenate([known, *(fast_cross_products(rows, other).numpy() for other in others)], axis=1)
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
-        rows = self._field(field)
+        rows = super().rows(field)
         return super().combine(field, to_device_async(rows.device, torch.as_tensor(weights), rows.dtype))
 
     def take(self, places: Tensor) -> Self:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.parts.length import Parts
 from dqnfed.algorithms.parts.messages import DescentMemory, DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate
-from dqnfed.algorithms.parts.phases import Parts
 from dqnfed.algorithms.parts.rates import Here, Rates
 from dqnfed.core.algorithm import Info, check_choice, check_range, check_used
 from dqnfed.core.problem import Problem, Task

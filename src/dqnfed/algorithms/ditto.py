@@ -31,7 +31,7 @@ class Ditto(LocalWork[FedAvgServer, DittoMemory, FedAvgUpdate]):
 
     Server: theta - server_lr * sum_k w_k delta_k: FedAvg, to the bit.
 
-    State: client, its personal model (n floats), which starts at theta_0 and stays as it is in rounds without the client;
+    State: client, its personal model (n floats), which starts at theta_0 and changes in its rounds alone;
     server, theta.
 
     Payload: n floats up, n down.

@@ -11,17 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dqnfed.algorithms.parts import length as phases
 from dqnfed.algorithms.parts import messages as msg
-from dqnfed.algorithms.parts import phases
 from dqnfed.algorithms.parts.cache import Cache, CacheState
-from dqnfed.algorithms.parts.length import Length
+from dqnfed.algorithms.parts.length import Length, Parts, Step
 from dqnfed.algorithms.parts.messages import DescentMemory, DescentServer
 from dqnfed.algorithms.parts.metric import Metric
-from dqnfed.algorithms.parts.phases import Parts, Step
 from dqnfed.algorithms.parts.rates import MAX_HESSIAN, RULES, Here, Rates
 from dqnfed.algorithms.parts.settings import DescentSettings
 from dqnfed.core.algorithm import Cohort, Info, Status, Theta, check_choice, check_range, check_used
-from dqnfed.core.gradients import gradients_and_values
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.trust import Trust
@@ -117,6 +115,11 @@ class DQNFed(DescentSettings):
         )
 
     @property
+    def keeps_model(self) -> bool:
+        """Whether clients keep the model of their last reply and their gradient there."""
+        return self.local == "gradient" and self.previous == "kept"
+
+    @property
     def needs(self) -> str:
         return "rows" if self.cached_clients else "gram"
 
@@ -131,14 +134,14 @@ class DQNFed(DescentSettings):
         if isinstance(sent, msg.Trial):
             return msg.TrialUpdate(problem.loss(sent.theta, task)), memory
         if isinstance(sent, msg.Probe):
-            (gradient, _), (nearby, loss) = gradients_and_values(problem, (sent.theta, sent.nearby), task)
+            (gradient, _), (nearby, loss) = problem.kernels.gradients(problem, (sent.theta, sent.nearby), task)
             move = sent.theta - sent.nearby
             slope = (gradient * move).sum() / torch.linalg.vector_norm(move)
             return msg.ProbeUpdate(secant_curvature(move, gradient - nearby), slope, loss), memory
         if self.local == "sgd":
             return msg.LocalUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
         models = (sent.theta, sent.theta_before) if isinstance(sent, msg.Models) else (sent.theta,)
-        (gradient, loss), *earlier = gradients_and_values(problem, models, task)
+        (gradient, loss), *earlier = problem.kernels.gradients(problem, models, task)
         here, change = Here(sent.theta, gradient, loss), gradient.new_zeros(0)
         rate, kept, curvature = here.loss, memory.rates, torch.full_like(loss, nan)
         if isinstance(sent, msg.First):
@@ -197,20 +200,24 @@ class DQNFed(DescentSettings):
             step = phases.probed(self.parts, server, replies, cohort)
         else:
             step = self._descend(server, replies, cohort)
-        left_out = () if step.status is Status.AGAIN else self.parts.trust.left_out(step.server.trust)
-        return step._replace(left_out=left_out)
+        if not self.drop_share or step.status is Status.AGAIN:
+            return step
+        return step._replace(left_out=self.parts.trust.left_out(step.server.trust))
 
     def _descend(self, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> Step:
         """Find the step u for everybody who is trusted, then its length."""
         _, metric, length, _, trust = self.parts
         everyone, all_replies, move = cohort, replies, server.theta - server.theta_before
-        server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
-        replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
+        if self.drop_share:
+            server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
+            replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
         if int(server.n_steps):
             change = metric.change(server.metric, replies, cohort)
             server = server._replace(metric=metric.learn(server.metric, move, change))
         rows, cache = self._rows(server, replies, cohort)
-        kept = trust.without_outliers(server.trust, rows.gram, rows.rates, everyone, self.ridge)
+        kept = np.ones(len(rows.rates), dtype=np.bool_)
+        if self.drop_share:
+            kept = trust.without_outliers(server.trust, rows.gram, rows.rates, everyone, self.ridge)
         if self.constraint == "exactly":
             weights = rate_matching_weights(rows.gram, rows.rates, ridge=self.ridge)
         else:
@@ -226,7 +233,9 @@ class DQNFed(DescentSettings):
         asked = counted & (rows.rates > 0)
         met = (slopes[asked] / rows.rates[asked]).min() if norm > 0 and asked.any() else 0.0
         notes = {"active": float(np.count_nonzero(weights)), "worst_rate_met": float(met)}
-        claims = trust.record_claims(server.trust, all_replies, everyone, u, cohort.clients[~present])
+        claims = server.trust
+        if self.drop_share:
+            claims = trust.record_claims(claims, all_replies, everyone, u, cohort.clients[~present])
         mean = metric.mean(server.metric, replies, cohort, present, everyone.n_clients)
         search = server.search._replace(direction=u, norm=torch.tensor(norm, dtype=torch.float64), mean=mean)
         server = server._replace(cache=cache, trust=claims, search=search)
@@ -247,11 +256,11 @@ class DQNFed(DescentSettings):
         """Return the rows that the step is made for, and the cache with this round's replies."""
         _, metric, length, caching, _ = self.parts
         cache, K = server.cache, len(replies)
-        products = replies.gram("gradient", (cache.rows, *metric.pair_rows(server.metric)))
+        products = replies.gram("gradient", (cache.rows, server.metric.pairs.s, server.metric.pairs.y))
         on_rows, on_pairs = np.split(products, [K + len(cache.rows)], axis=1)
         rates = self.wanted_rates(replies, np.diagonal(on_rows))
         curvature = replies.scalars("curvature") if length.uses_curvature else np.full(K, nan)
-        absent = caching.absent(cache, cohort)
+        absent = caching.absent(cache, cohort) if caching.size else np.zeros(0, dtype=np.int64)
         cached = cache.rows[torch.from_numpy(absent).to(cache.rows.device)]
         among = cache.products.numpy()[np.ix_(absent, absent)]
         GG = bordered(on_rows[:, :K], on_rows[:, K + absent], among)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dqnfed.cli.common import DataDir, Quiet, app, console, errors, plain_text, print_report
 
@@ -87,11 +88,31 @@ def list_things(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    columns = [key for key, value in rows[0].items() if not isinstance(value, dict)]  # settings are for --json
+    if what == "algorithms":
+        print_algorithms(rows)
+        return
+    columns = list(rows[0])
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(escape(plain_text(row[key])) for key in columns))
     console.print(table)
+
+
+def print_algorithms(rows: list[dict[str, Any]]) -> None:
+    """Print two lines a method: what it is, cut to the width of the terminal, and what crosses the network."""
+    width = max(len(row["name"]) for row in rows) + 2
+    for row in rows:
+        name = Text(row["name"].ljust(width), style="bold")
+        name.append(row["title"], style="not bold")
+        console.print(name, overflow="ellipsis", no_wrap=True, highlight=False)
+        parts = [
+            f"sends {row['payload']}",
+            f"keeps {row['memory']}" if row["memory"] != "0" else "",
+            f"needs {row['needs']}",
+            f"{row['problem_kinds'][0]} models only" if len(row["problem_kinds"]) == 1 else "",
+            "personal models" if row["personal"] else "",
+        ]
+        console.print(Text("  " + " | ".join(filter(None, parts)), style="dim"), soft_wrap=True, highlight=False)
 
 
 @app.command()

@@ -48,7 +48,11 @@ class LocalWork(Algorithm[S, M, U]):
     def unused(self) -> frozenset[str]:
         """Return the shared settings that have no effect on this prepared method."""
         unused = frozenset(LOCAL_WORK) - self.info.local_work
-        return unused | {"lr_decay_every"} if self.lr_decay == 1.0 else unused
+        if self.lr_decay == 1.0:
+            unused |= {"lr_decay_every"}
+        if self.epochs == 1 and self.batch_size is None:
+            unused |= {"momentum"}  # of one step, which starts from a velocity of zero
+        return unused
 
     def lr_at(self, round: int) -> float:
         """Return the local learning rate of a round."""

@@ -44,21 +44,23 @@ class Replies(Generic[U]):
 
     def scalars(self, field: str) -> FloatArray:
         """Return a field that is one number a client, [K], in float64 on the host."""
-        found: FloatArray = self._field(field).double().cpu().numpy()
+        found: FloatArray = getattr(self.updates, field).double().cpu().numpy()
         return found
 
     def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
         """Return the products of the field's rows with each other [K, K]; then with the `extra` rows [K, K + R]."""
-        found: FloatArray = gramian(self._rows(field), extra).numpy()
+        found: FloatArray = gramian(getattr(self.updates, field).flatten(1), extra).numpy()
         return found
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
         """Return sum_k weights_k row_k, in the shape, the precision and on the device of one row."""
-        return combine(torch.as_tensor(weights), self._rows(field)).view(self._field(field).shape[1:])
+        rows: Tensor = getattr(self.updates, field)
+        return combine(torch.as_tensor(weights), rows.reshape(len(rows), -1)).view(rows.shape[1:])
 
     def rows(self, field: str) -> Tensor:
         """Return the field of every client, [K, ...]."""
-        return self._field(field)
+        rows: Tensor = getattr(self.updates, field)
+        return rows
 
     def mean(self, field: str, weights: Tensor | None = None) -> Tensor:
         """Return the mean of the field's rows, weighted by `weights` / sum(weights) if given."""
@@ -74,11 +76,13 @@ class Replies(Generic[U]):
 
     def dtype(self, field: str) -> torch.dtype:
         """Return the precision in which clients sent the field."""
-        return self._field(field).dtype
+        precision: torch.dtype = getattr(self.updates, field).dtype
+        return precision
 
     def norms(self, field: str) -> FloatArray:
         """Return the Euclidean norm of the field of every client, [K]."""
-        found: FloatArray = torch.linalg.vector_norm(self._rows(field), dim=1).double().cpu().numpy()
+        rows: Tensor = getattr(self.updates, field)
+        found: FloatArray = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1).double().cpu().numpy()
         return found
 
     def take(self, places: Tensor) -> Self:
@@ -94,13 +98,3 @@ class Replies(Generic[U]):
         record: Any = self.updates
         changed = {name: by_factor(getattr(record, name)) for name in fields if name in self.fields}
         return type(self)(record._replace(**changed))
-
-    def _field(self, name: str) -> Tensor:
-        found: Any = self.updates
-        for part in name.split("."):  # "code.values": a field of a record inside the reply
-            found = getattr(found, part)
-        return found  # type: ignore[no-any-return]
-
-    def _rows(self, name: str) -> Tensor:
-        found = self._field(name)
-        return found.flatten(1) if found.dim() > 1 else found.unsqueeze(1)

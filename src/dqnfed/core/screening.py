@@ -19,6 +19,7 @@ from dqnfed.core.tensors import named_tensors
 
 FloatArray = NDArray[np.float64]
 R = TypeVar("R", bound=Replies[Any])
+SQUARABLE = 0.1  # longer replies than this share of the square root of the largest number are dropped
 A = TypeVar("A", bound=AnyAlgorithm)
 
 
@@ -74,15 +75,16 @@ class Screened(NamedTuple):
 
 def screen(replies: Replies[Any], policy: Policy, info: Info) -> Screened:
     """Return which replies are usable: finite, not of zero norm; and how far the longest are to be clipped."""
-    n, required = len(replies), _required(replies.updates, info.nan_ok_fields)
-    norms = {name: replies.norms(name) for name in required}
+    n, fields_sent = len(replies), named_tensors(replies.updates).items()
+    finite = {k: t for k, t in fields_sent if k not in info.nan_ok_fields and t.is_floating_point() and t.numel()}
+    norms = {name: replies.norms(name) for name in finite}
     if _all_fine(replies.updates, norms, policy, info.clip_fields):
         return _untouched(n)
     usable = np.ones(n, dtype=np.bool_)
-    for name, t in required.items():
+    for name, t in finite.items():
         for k in (~np.isfinite(norms[name])).nonzero()[0]:
             usable[k] &= bool(torch.isfinite(t[int(k)]).all())  # a norm may overflow where no number does
-    measured = required.get(info.clip_fields[0]) if info.clip_fields else None
+    measured = finite.get(info.clip_fields[0]) if info.clip_fields else None
     lengths = np.ones(n) if measured is None else _safe_lengths(norms[info.clip_fields[0]], measured)
     dropped = [(k, "update is not finite") for k in (~usable).nonzero()[0]]
     dropped += [(k, "update has zero norm") for k in (usable & (lengths == 0)).nonzero()[0]]
@@ -92,7 +94,7 @@ def screen(replies: Replies[Any], policy: Policy, info: Info) -> Screened:
     if len(kept) and measured is not None:
         longest = policy.max_update_norm * median(lengths[kept].tolist())
         clipped = np.minimum(lengths[kept], longest)
-        squarable = clipped < _squarable(measured.dtype)
+        squarable = clipped < SQUARABLE * math.sqrt(torch.finfo(measured.dtype).max)
         dropped += [(k, "update is too long to be squared") for k in kept[~squarable]]
         factors = (clipped / lengths[kept])[squarable]
         kept = kept[squarable]
@@ -115,15 +117,6 @@ def _untouched(n: int) -> Screened:
     return Screened(torch.arange(n), torch.ones(n, dtype=torch.float64), [], unchanged=True)
 
 
-def _required(updates: tuple[Any, ...], nan_ok_fields: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the fields in which every number must be finite."""
-    return {
-        name: t
-        for name, t in named_tensors(updates).items()
-        if name not in nan_ok_fields and t.is_floating_point() and t.numel()
-    }
-
-
 def _all_fine(
     updates: tuple[Any, ...], norms: dict[str, FloatArray], policy: Policy, clip_fields: tuple[str, ...]
 ) -> bool:
@@ -133,13 +126,9 @@ def _all_fine(
     if not clip_fields or clip_fields[0] not in norms:
         return True
     lengths: list[float] = norms[clip_fields[0]].tolist()
-    longest, dtype = max(lengths), getattr(updates, clip_fields[0]).dtype
-    is_usual = min(lengths) > 1e-18 and longest < min(1e18, _squarable(dtype))
+    longest, largest = max(lengths), torch.finfo(getattr(updates, clip_fields[0]).dtype).max
+    is_usual = min(lengths) > 1e-18 and longest < min(1e18, SQUARABLE * math.sqrt(largest))
     return is_usual and longest <= policy.max_update_norm * median(lengths)
-
-
-def _squarable(dtype: torch.dtype) -> float:
-    return 0.1 * math.sqrt(torch.finfo(dtype).max)
 
 
 def _safe_lengths(lengths: FloatArray, updates: Tensor) -> FloatArray:

@@ -1,7 +1,7 @@
-"""The reference pages of all methods, made from their classes: docstring, fields, and a payload that was measured.
+"""The reference pages of all methods, made from their classes: docstring, settings, and traffic that was measured.
 
-`python -m dqnfed.experiments.method_docs` writes them to docs/reference/methods, after measuring the traffic of new
-methods; with `--measure` that of all of them is measured again.
+`make reference` measures what every method's clients send and keep, and writes all pages and their index; nothing of
+them is edited by hand.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from fractions import Fraction
@@ -22,19 +21,26 @@ from torch import nn
 
 from dqnfed.algorithms import OPTIONAL, REGISTRY
 from dqnfed.algorithms.jacobian_descent import JD_METHODS
-from dqnfed.core.algorithm import Algorithm, AnyAlgorithm, Cohort, Status, hyperparameters
+from dqnfed.core.algorithm import LOCAL_WORK, Cohort, Status, hyperparameters
 from dqnfed.core.federation import Federation
+from dqnfed.core.local_work import AnyMethod, LocalWork
 from dqnfed.core.problem import Problem
+from dqnfed.core.replies import Replies
+from dqnfed.core.runners import looped
 from dqnfed.core.seeds import seed_for
 from dqnfed.core.tensors import row, stack, tensors
-from dqnfed.sim.cohort import looped
-from dqnfed.sim.feed import Feed
+from dqnfed.sim.tasks import TaskBuilder
 
 FOLDER = Path("docs/reference/methods")
 TRAFFIC = Path(__file__).with_name("traffic.json")  # measuring takes a minute, listing must not
 LABELS = ("Objective", "Client", "Server", "State", "Payload", "Evaluation", "Differences", "Reference")
 HEADINGS = {"Client": "What the client does and sends", "Server": "What the server does", "State": "What is kept"}
-NOTICE = "<!-- Made by `python -m dqnfed.experiments.method_docs` from the class; change its docstring instead. -->"
+NEEDS = {
+    "sum": "weighted sums of the replies and one number a client",
+    "gram": "the products of every two replies, besides weighted sums",
+    "rows": "every reply itself",
+}
+NOTICE = "<!-- Made by `make reference` from the class; change its docstring instead. -->"
 SIZES = (6, 10, 14, 20)  # numbers of parameters that payloads are measured at
 N_CLIENTS = 2
 
@@ -51,27 +57,29 @@ def described_algorithms() -> list[dict[str, Any]]:
     return [_described(name, kind) for name, kind in REGISTRY.items()]
 
 
-def _described(name: str, kind: type[AnyAlgorithm]) -> dict[str, Any]:
+def _described(name: str, kind: type[AnyMethod]) -> dict[str, Any]:
     traffic = traffic_of(name, kind)
     return {
         "name": name,
         "title": title(kind),
         "payload": traffic.up,
-        "memory": traffic.kept != "0",
-        "personal": kind().is_personal,
-        "suits": sorted(kind.suits),
+        "memory": traffic.kept,
+        "needs": "; ".join(kind.info.needs),
+        "personal": kind.info.personal,
+        "problem_kinds": sorted(kind.info.problem_kinds),
+        "local_work": [setting for setting in LOCAL_WORK if setting in kind.info.local_work],
         "hyperparameters": {
             key: _default(field) for key, field in _fields(kind).items() if key in hyperparameters(kind)
         },
     }
 
 
-def title(kind: type[AnyAlgorithm]) -> str:
+def title(kind: type[AnyMethod]) -> str:
     """Return the first line of the class's docstring, without its full stop."""
     return (inspect.getdoc(kind) or kind.__name__).splitlines()[0].rstrip(".")
 
 
-def sections(kind: type[AnyAlgorithm]) -> dict[str, str]:
+def sections(kind: type[AnyMethod]) -> dict[str, str]:
     """Return the labelled parts of the class's docstring; what stands outside of them is under ""."""
     _, _, body = (inspect.getdoc(kind) or "").partition("\n")
     pieces = re.split(rf"(?:^|(?<=\n)|(?<=\. ))({'|'.join(LABELS)}): ", body)
@@ -85,12 +93,12 @@ def field_comments(kind: type[Any]) -> dict[str, str]:
     """Return the comment behind every hyper-parameter: its meaning and range."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if issubclass(base, Algorithm):
+        if issubclass(base, LocalWork):
             found.update(re.findall(r"^    (\w+): [^#\n]+  # (.+)$", inspect.getsource(base), flags=re.MULTILINE))
     return {name: found.get(name, "") for name in _fields(kind)}
 
 
-def traffic_of(name: str, kind: type[AnyAlgorithm]) -> Traffic:
+def traffic_of(name: str, kind: type[AnyMethod]) -> Traffic:
     """Return what one client sends and keeps, as it is on file; a method of a third party is measured now."""
     filed = _filed_traffic()
     return filed[name] if name in filed else measured_traffic(kind)
@@ -101,24 +109,20 @@ def _filed_traffic() -> dict[str, Traffic]:
     return {name: Traffic(**row) for name, row in json.loads(TRAFFIC.read_text()).items()} if TRAFFIC.is_file() else {}
 
 
-def write_traffic(*, again: bool) -> None:
-    """Measure the methods that are not on file, or all of them again, and write the file."""
-    known = {} if again else _filed_traffic()
-    found = {
-        name: (known[name] if name in known else measured_traffic(kind))._asdict()
-        for name, kind in documented().items()
-    }
+def write_traffic() -> None:
+    """Measure every method that has a page, and write the file."""
+    found = {name: measured_traffic(kind)._asdict() for name, kind in documented().items()}
     TRAFFIC.write_text(json.dumps(found, indent=2) + "\n")
     _filed_traffic.cache_clear()
 
 
-def documented() -> dict[str, type[AnyAlgorithm]]:
+def documented() -> dict[str, type[AnyMethod]]:
     """Return the methods that have a page: this package's, optional ones too, whether they are installed or not."""
     return {name: kind for name, kind in {**REGISTRY, **JD_METHODS}.items() if kind.__module__.startswith("dqnfed.")}
 
 
 @cache
-def measured_traffic(kind: type[AnyAlgorithm]) -> Traffic:
+def measured_traffic(kind: type[AnyMethod]) -> Traffic:
     """Return what a client sends in the second round and keeps, measured with all of a few clients taking part."""
     counts = [_floats(kind, n) for n in SIZES]
     return Traffic(formula([up for up, _ in counts]), formula([kept for _, kept in counts]))
@@ -146,21 +150,23 @@ def _term(factor: Fraction, power: str) -> str:
     return number + power + ("" if factor.denominator == 1 else f"/{factor.denominator}")
 
 
-def _floats(kind: type[AnyAlgorithm], n: int) -> tuple[Fraction, Fraction]:
+def _floats(kind: type[AnyMethod], n: int) -> tuple[Fraction, Fraction]:
     """Return how many floats one client sends in the second round, and keeps after it, for a model of n parameters."""
     problem, federation = _small_problem(n)
     algorithm = kind().prepare(problem, N_CLIENTS, N_CLIENTS)
-    feed = Feed(federation, problem, algorithm, 0)
+    builder = TaskBuilder(federation, problem, algorithm, 0)
     clients = torch.arange(N_CLIENTS)
     server = algorithm.init_server(problem, N_CLIENTS)
-    bits, memory = 0, stack([algorithm.init_memory(problem, row(feed.tasks(clients, 0), k)) for k in range(N_CLIENTS)])
+    bits, first = 0, builder.stacked(clients, 0)
+    memory = stack([algorithm.init_memory(problem, row(first, k)) for k in range(N_CLIENTS)])
     for round in range(2):
-        tasks = feed.tasks(clients, round)
+        tasks = builder.stacked(clients, round)
+        cohort = Cohort(clients, federation.n_examples, N_CLIENTS, round)
         bits, status = 0, Status.AGAIN
         while status is Status.AGAIN:
             updates, memory = looped()(algorithm, problem, tasks, algorithm.send(server), memory)
-            bits += algorithm.uplink_bits(updates)
-            step = algorithm.server_step(server, updates, Cohort(clients, federation.n_examples, N_CLIENTS, round))
+            bits += algorithm.uplink_bits(row(updates, 0))
+            step = algorithm.server_step(server, Replies(updates), cohort)
             server, status = step.server, step.status
     return Fraction(bits, 64), Fraction(sum(t.numel() for t in tensors(memory)), N_CLIENTS)
 
@@ -187,7 +193,7 @@ def pages() -> dict[str, str]:
     }
 
 
-def method_page(name: str, kind: type[AnyAlgorithm]) -> str:
+def method_page(name: str, kind: type[AnyMethod]) -> str:
     """Return the page of one method."""
     found = sections(kind)
     extra = (
@@ -199,47 +205,67 @@ def method_page(name: str, kind: type[AnyAlgorithm]) -> str:
     for label in LABELS[:-1]:
         if label in found:
             blocks.append(f"## {HEADINGS.get(label, label)}\n\n{_markdown(found[label])}\n")
+        if label == "Server":
+            blocks.append(_needs_sentence(kind))
         if label == "Payload":
             blocks.append(_measured_sentence(name, kind))
     own = hyperparameters(kind)
     blocks.append("## Hyper-parameters\n\n" + (_field_table(kind, own) if own else "None of its own.\n"))
-    blocks.append(
-        "The local work (`lr`, `epochs`, `batch_size` and so on) is described with [all methods](index.md).\n"
-    )
+    blocks.append(_local_work_sentence(kind))
     if "Reference" in found:
         blocks.append(f"## Reference\n\n{_markdown(found['Reference'])}\n")
     return "\n".join(blocks)
 
 
-def _measured_sentence(name: str, kind: type[AnyAlgorithm]) -> str:
+def _needs_sentence(kind: type[AnyMethod]) -> str:
+    """Return what the server asks of the replies, with the defaults and in other modes."""
+    first, *others = kind.info.needs
+    also = "".join(f"; {need}" for need in others)
+    return f"Of the replies it needs `{first}`: {NEEDS[first]}{also}.\n"
+
+
+def _local_work_sentence(kind: type[AnyMethod]) -> str:
+    """Return which of the shared settings have an effect."""
+    used = [f"`{name}`" for name in LOCAL_WORK if name in kind.info.local_work]
+    link = "[shared settings](index.md#local-work)"
+    if len(used) == len(LOCAL_WORK):
+        return f"All {link} of the local work have an effect.\n"
+    if not used:
+        return f"None of the {link} of the local work has an effect.\n"
+    has = "has" if len(used) == 1 else "have"
+    return f"Of the {link} of the local work, {', '.join(used)} {has} an effect.\n"
+
+
+def _measured_sentence(name: str, kind: type[AnyMethod]) -> str:
     traffic = traffic_of(name, kind)
     keeps = "keeps nothing" if traffic.kept == "0" else f"keeps {traffic.kept}"
     return (
-        f"Measured with the defaults, everybody taking part: a client sends {traffic.up} floats a round and {keeps} "
-        "between rounds, n the number of parameters.\n"
+        f"Measured with the defaults and all clients in every round: a client sends {traffic.up} floats a round and "
+        f"{keeps} between rounds, n the number of parameters.\n"
     )
 
 
-def index_page(methods: dict[str, type[AnyAlgorithm]]) -> str:
+def index_page(methods: dict[str, type[AnyMethod]]) -> str:
     """Return the table of all methods and the fields that they share."""
     lines = [
         NOTICE + "\n",
         "# Methods\n",
         "What a client sends in a round is counted in floats, n the number of parameters; it is measured with each",
-        "method's defaults and everybody taking part. `dqnfed list algorithms --json` prints the same for machines.\n",
-        "| method | | sends | keeps | judged | suits |",
-        "|---|---|---|---|---|---|",
+        "method's defaults and all clients in every round. What the server needs of the replies: weighted sums (sum),",
+        "the products of every two (gram) or each of them (rows). `dqnfed list algorithms --json` prints the same.\n",
+        "| method | | sends | keeps | needs | evaluated | for |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, kind in methods.items():
-        traffic = traffic_of(name, kind)
-        judged = "personal" if kind().is_personal else "global"
+        traffic, info = traffic_of(name, kind), kind.info
         kept = "" if traffic.kept == "0" else traffic.kept
-        row = [f"[{name}]({name}.md)", title(kind), traffic.up, kept, judged, ", ".join(sorted(kind.suits))]
+        model, kinds = "personal" if info.personal else "global", ", ".join(sorted(info.problem_kinds))
+        row = [f"[{name}]({name}.md)", title(kind), traffic.up, kept, info.needs[0], model, kinds]
         lines.append("| " + " | ".join(_cell(text) for text in row) + " |")
     lines += [
         "\n## Local work\n",
-        "Fields that every method has; one that does not train locally says so and ignores them.\n",
-        _field_table(Algorithm, [f.name for f in fields(Algorithm)]),
+        "Settings that every method accepts; its page says which of them have an effect.\n",
+        _field_table(LocalWork, LOCAL_WORK),
     ]
     return "\n".join(lines)
 
@@ -262,7 +288,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _markdown(text: str) -> str:
-    """Return docstring text with its mathematics in the form that the site renders, begun with a capital."""
+    """Return docstring text with its mathematics in the form that the site renders, and a capital first."""
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
     is_word = re.match(r"(?!theta\b)[a-z][a-z]+[ ,.]", text)  # not a symbol of a formula
     return text[0].upper() + text[1:] if is_word else text
@@ -284,5 +310,5 @@ def write_pages(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_traffic(again="--measure" in sys.argv)
+    write_traffic()
     write_pages(FOLDER)

@@ -20,7 +20,7 @@ from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag
 from dqnfed.flower.privacy import Privacy, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
 from dqnfed.sim.accelerate import acceleration
-from dqnfed.sim.evaluate import evaluate
+from dqnfed.sim.clients import evaluate
 from dqnfed.sim.tasks import TaskBuilder
 
 ALONE = torch.zeros(1, dtype=torch.long)

@@ -23,22 +23,28 @@ class Acceleration(Protocol):
     def problem(self, problem: Problem) -> Problem:
         """Return the problem with kernels for gradients, local SGD and evaluation."""
 
-    def replies(self, updates: Any) -> Replies[Any]:
-        """Return stacked updates as replies."""
+    @property
+    def replies(self) -> Callable[[Any], Replies[Any]]:
+        """Makes replies of stacked updates."""
 
     @contextmanager
     def memory(self) -> Iterator[Callable[[], None]]:
         """Manage the process's memory during a run; gives a function to be called after every round."""
 
 
+SMALL_WORK = 5e5  # parameters times examples of one gradient on a CPU, below which the plain forms are as fast
+
+
 class Plain:
-    """Everything in its plain form."""
+    """Everything in its plain form; `keeps_kernels`: but for kernels that the problem was given."""
+
+    replies: type[Replies[Any]] = Replies
+
+    def __init__(self, *, keeps_kernels: bool = False) -> None:
+        self._keeps_kernels = keeps_kernels
 
     def problem(self, problem: Problem) -> Problem:
-        return replace(problem, kernels=PLAIN)
-
-    def replies(self, updates: Any) -> Replies[Any]:
-        return Replies(updates)
+        return problem if self._keeps_kernels else replace(problem, kernels=PLAIN)
 
     @contextmanager
     def memory(self) -> Iterator[Callable[[], None]]:
@@ -56,6 +62,20 @@ def acceleration(*, enabled: bool = True) -> Acceleration:
         return Plain()
     chosen: Acceleration = import_module("dqnfed.accel").Accelerated()
     return chosen
+
+
+def acceleration_for(
+    problem: Problem, federation: Federation, algorithm: AnyAlgorithm, *, enabled: bool | None
+) -> Acceleration:
+    """Return the forms for a run; None: the faster ones where there is enough to compute.
+
+    By a rule of sizes alone, so that the same run has the same bits on every machine.
+    """
+    if enabled is not None:
+        return acceleration(enabled=enabled)
+    batch_size = getattr(algorithm, "batch_size", None) or float(federation.n_examples.double().mean())
+    is_small = problem.theta0.device.type == "cpu" and problem.n_parameters * batch_size < SMALL_WORK
+    return Plain(keeps_kernels=True) if is_small else acceleration()
 
 
 def automatic(algorithm: AnyAlgorithm, problem: Problem, federation: Federation) -> CohortRunner:

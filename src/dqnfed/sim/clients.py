@@ -1,4 +1,4 @@
-"""Where the clients are: here, with their data in this process. Elsewhere they are reached by messages."""
+"""Where the clients are: here, with their data in this process, which trains and evaluates them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import Algorithm
+from dqnfed.core.federation import Examples
+from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import row
-from dqnfed.sim.evaluate import evaluate, evaluate_personal
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.tasks import sampled_clients
 
@@ -62,11 +63,12 @@ class LocalClients:
 
     def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         algorithm, problem, tasks = setup.algorithm, setup.problem, setup.tasks
+        device = setup.federation.train.inputs.device
         if (per_client := setup.per_client_runner) is not None:
             each = tasks.per_client(clients, state.round)
             memories: Any = [state.memory.one(c, task) for c, task in zip(clients.tolist(), each, strict=True)]
             updates, memory = per_client.per_client(algorithm, problem, each, sent, memories)
-        elif (indexed := setup.indexed_runner(sent)) is not None:
+        elif (indexed := setup.indexed_runner) is not None and indexed.runs_indexed(algorithm, sent, device):
             by_index = tasks.task_indices(clients, state.round)
             memories = _memories(setup, state, clients)
             updates, memory = indexed.indexed(algorithm, problem, by_index, sent, memories, tasks.gather_examples)
@@ -74,7 +76,7 @@ class LocalClients:
             stacked = tasks.stacked(clients, state.round)
             memories = state.memory.get(clients, stacked)
             updates, memory = setup.runner(algorithm, problem, stacked, sent, memories)
-        if phase == 0 and problem.theta0.device.type != "cpu":
+        if phase == 0 and device.type != "cpu":
             _prefetch(setup, state)
         replies = updates if isinstance(updates, Replies) else setup.replies(updates)
         return Answers(clients, replies, memory, [])
@@ -122,3 +124,62 @@ def _prefetch(setup: Setup, state: State) -> None:
     clients = sampled_clients(setup.seed, round, n_clients, setup.cohort_size)
     state.memory.prefetch(clients)
     setup.tasks.prefetch(clients, round)
+
+
+class Measured(NamedTuple):
+    """What an evaluation found, per client, in float64, on the device of the examples."""
+
+    loss: Tensor  # [K] mean loss
+    score: Tensor | None  # [K] the problem's score
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores, where they were asked for."""
+        assert self.score is not None
+        return self.score
+
+
+@torch.no_grad()
+def evaluate(
+    problem: Problem, theta: Tensor, examples: Examples, clients: Tensor, *, with_score: bool = True
+) -> Measured:
+    """Return the given clients' losses and scores at one shared model.
+
+    The model is the same for all, so the clients' examples form one long batch: no per-client call, no padding.
+    """
+    everyone = torch.equal(clients, torch.arange(len(examples.starts) - 1))
+    inputs, targets = (examples.inputs, examples.targets) if everyone else _gathered(examples, clients)
+    losses, outputs = problem.kernels.forward(problem, theta, inputs, targets, fixed=everyone)
+    sizes = examples.sizes[clients]
+    means = _mean_losses(problem, theta, losses, sizes)
+    return Measured(means, _scores(problem, outputs, targets, sizes) if with_score else None)
+
+
+@torch.no_grad()
+def evaluate_personal(problem: Problem, thetas: Tensor, examples: Examples, clients: Tensor) -> Measured:
+    """Return the given clients' losses and scores, each at its own model (a row of thetas)."""
+    inputs, targets = _gathered(examples, clients)
+    sizes = examples.sizes[clients]
+    losses, outputs = problem.kernels.forward_each(problem, thetas, inputs, targets, sizes)
+    return Measured(_mean_losses(problem, thetas, losses, sizes), _scores(problem, outputs, targets, sizes))
+
+
+def _gathered(examples: Examples, clients: Tensor) -> tuple[Tensor, Tensor]:
+    rows = examples.rows(clients).to(examples.inputs.device, non_blocking=True)
+    return examples.inputs[rows], examples.targets[rows]
+
+
+def _mean_losses(problem: Problem, theta: Tensor, losses: Tensor, sizes: Tensor) -> Tensor:
+    """Return the clients' mean losses, ridge included; theta is the model of all [n], or of each [K, n]."""
+    values = losses.to(torch.float64)
+    if bool((sizes == sizes[0]).all()):
+        means = values.view(len(sizes), -1).mean(1)
+    else:
+        means = torch.segment_reduce(values, "mean", lengths=sizes.to(values.device))
+    return means + 0.5 * problem.ridge * theta.square().sum(-1).double() if problem.ridge else means
+
+
+def _scores(problem: Problem, outputs: Tensor, targets: Tensor, sizes: Tensor) -> Tensor:
+    padded = Examples(outputs, targets, torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)]))
+    index, real = (t.to(outputs.device, non_blocking=True) for t in padded.padded_rows(torch.arange(len(sizes))))
+    return vmap(problem.score)(outputs[index], targets[index], real.to(outputs.dtype)).double()

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from dqnfed.sim.clients import LocalClients
-from dqnfed.sim.evaluate import evaluate
+from dqnfed.sim.clients import LocalClients, evaluate
 from dqnfed.sim.state import Setup, State
 
 

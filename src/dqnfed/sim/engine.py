@@ -31,18 +31,19 @@ from dqnfed.core.screening import (
     with_policy_bounds,
 )
 from dqnfed.core.tensors import all_finite, gather, named_parameters, row
-from dqnfed.sim.accelerate import Acceleration, acceleration
+from dqnfed.sim.accelerate import Acceleration, acceleration, acceleration_for
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.early_stop import check_patience, out_of_patience
-from dqnfed.sim.journal import Journal, described_clients
+from dqnfed.sim.journal import DeferredLog, Journal, described_clients
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
 from dqnfed.sim.memory import MemoryStore
-from dqnfed.sim.observers import DeferredLog, Observer, report_failure
+from dqnfed.sim.observers import Observer, report_failure
 from dqnfed.sim.state import Evaluation, Record, Setup, State
 from dqnfed.sim.tasks import TaskBuilder, sampled_clients
 
 logger = logging.getLogger("dqnfed")
+TRIM_SECONDS = 1.0  # between two returns of free memory to the system, which cost some hundredths of a second
 MAX_PHASES = 200  # of one round; a method that asks for more does not end
 
 
@@ -62,7 +63,7 @@ def run(
     observers: Sequence[Observer] = (),
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
-    accelerate: bool = True,  # False: every computation in its plain form; the same results but for rounding
+    accelerate: bool | None = None,  # False: every computation in its plain form; None: where there is little to do
 ) -> RunResult:
     """Return the result of training for the given number of rounds; with `out`, everything is on disk as it happens.
 
@@ -71,7 +72,7 @@ def run(
     """
     size = cohort_size(participation, federation.n_clients)
     policy = policy or Policy()
-    faster = acceleration(enabled=accelerate)
+    faster = acceleration_for(problem, federation, algorithm, enabled=accelerate)
     problem = faster.problem(problem)
     prepared = with_policy_bounds(algorithm, policy).prepare(problem, federation.n_clients, size)
     setup = Setup(
@@ -144,15 +145,18 @@ def _run_loop(
         journal.add(*start_record(setup, state))
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
-    last_saved = time.monotonic()
+    last_saved = last_trimmed = time.monotonic()
     log = DeferredLog(journal, observers)
     defers = _defers_log(setup.problem)
     with interrupt_flag() as interrupted, report_failure(observers), faster.memory() as trim, closing(log):
         while state.round < setup.rounds and not state.stopped and not interrupted.is_set():
-            log.enqueue(*run_round(setup, state, meanwhile=log.flush))
-            if not defers:
-                log.flush()
-            trim()
+            if defers:
+                log.enqueue(*run_round(setup, state, meanwhile=log.flush))
+            else:
+                journal.add(*run_round(setup, state), observers)
+            if time.monotonic() - last_trimmed > TRIM_SECONDS:
+                trim()
+                last_trimmed = time.monotonic()
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
                 log.write()
                 _save(folder, setup, state)
@@ -189,7 +193,7 @@ def fresh_state(setup: Setup) -> State:
 
 
 def run_round(
-    setup: Setup, state: State, *, meanwhile: Callable[[], None] = lambda: None
+    setup: Setup, state: State, *, meanwhile: Callable[[], None] | None = None
 ) -> tuple[Record, list[ClientRow]]:
     """Run one round: change the state, and return the round's record and its clients' rows.
 
@@ -210,10 +214,11 @@ def run_round(
     if state.stopped:
         record["reason"] = state.stopped
     is_last = state.round == setup.rounds - 1 or bool(state.stopped)
-    is_due = _is_due(setup, state.round)
+    is_due = (state.round + 1) % setup.evaluation.every == 0
     evaluated, rows = measured(setup, state, clients, before, evaluate_all=is_last or is_due)
     record.update(evaluated)
-    if is_due and not is_last and (reason := out_of_patience(setup, state)):
+    watches = setup.evaluation.patience is not None and is_due and not is_last
+    if watches and (reason := out_of_patience(setup, state)):
         state.stopped = record["reason"] = reason
         record["status"] = Status.STOP.value
     record.update(notes)
@@ -224,7 +229,7 @@ def run_round(
 
 
 def train_cohort(
-    setup: Setup, state: State, clients: Tensor, notes: Record, meanwhile: Callable[[], None]
+    setup: Setup, state: State, clients: Tensor, notes: Record, meanwhile: Callable[[], None] | None
 ) -> ServerStep[Any]:
     """Return the server step after the phases of one round; the state has its new server and memories."""
     algorithm, at_start, asked = setup.algorithm, state.server, clients
@@ -232,7 +237,8 @@ def train_cohort(
     for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
         answers = setup.clients.train(setup, state, asked, sent, phase)
-        meanwhile()
+        if meanwhile is not None:
+            meanwhile()
         _note_traffic(setup, state, asked, sent, answers, notes)
         found = screened(setup, state, answers, notes)
         n_kept = 0 if found is None else found.kept.shape[0]
@@ -241,7 +247,9 @@ def train_cohort(
             step = server_step(setup, state, answers, found)
         state.server = step.server
         notes["diagnostics"].update(step.diagnostics)
-        note_left_out(state, step, notes)
+        for client, why in step.left_out:
+            logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
+            notes["dropped"].append({"client": client, "why": why})
         if step.status is not Status.AGAIN or found is None:
             # a round that is held for want of replies goes back to its start, and so do its clients
             state.memory.commit_or_rollback(keep=n_kept >= needed)
@@ -265,13 +273,6 @@ def _note_traffic(setup: Setup, state: State, asked: Tensor, sent: Any, answers:
         n_replies = answers.clients.shape[0]
         notes["bytes_up"] += setup.algorithm.uplink_bits(row(answers.replies.updates, 0)) * n_replies // 8
         notes["passes"] += setup.algorithm.passes(sent) * n_replies
-
-
-def note_left_out(state: State, step: ServerStep[Any], notes: Record) -> None:
-    """Write down whose replies the method did not use."""
-    for client, why in step.left_out:
-        logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
-        notes["dropped"].append({"client": client, "why": why})
 
 
 def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Screened | None:
@@ -404,10 +405,6 @@ def _identity(setup: Setup) -> Record:
         "parameters": setup.problem.n_parameters,
         "clients a round": setup.cohort_size,
     }
-
-
-def _is_due(setup: Setup, round: int) -> bool:
-    return (round + 1) % setup.evaluation.every == 0
 
 
 def _account(state: State, record: Record) -> None:

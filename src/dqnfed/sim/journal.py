@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dqnfed.core.problem import Problem
 from dqnfed.core.run_folder import ClientRow, RunFolder, environment
+from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Record, Setup
 
 
@@ -38,17 +39,51 @@ class Journal:
         self.clients = json.loads((self.folder.path / "clients.json").read_text(encoding="utf-8"))
         self.environment = json.loads((self.folder.path / "env.json").read_text(encoding="utf-8"))
 
-    def add(self, record: Record, rows: list[ClientRow]) -> None:
-        """Write down one round."""
+    def add(self, record: Record, rows: list[ClientRow], observers: Sequence[Observer] = ()) -> None:
+        """Write one round's record, then pass it to the observers."""
         self.history.append(record)
         if self.folder is not None:
             self.folder.append(record, rows)
         else:
             self.rows.extend(rows)
+        for observer in observers:
+            observer.round(record)
 
     def all_rows(self) -> list[ClientRow]:
         """Return the clients' rows of all rounds; those of a long run wait on disk until they are asked for."""
         return self.rows if self.folder is None else self.folder.client_table()[1]
+
+
+class DeferredLog:
+    """The record of the last round, written and passed on while the next round's clients compute.
+
+    On a GPU the host has time then, while between two rounds the GPU would wait for it.
+    """
+
+    def __init__(self, journal: Journal, observers: Sequence[Observer]) -> None:
+        self._journal, self._observers = journal, observers
+        self._unwritten: tuple[Record, list[ClientRow]] | None = None
+        self._unreported: Record | None = None
+
+    def enqueue(self, record: Record, rows: list[ClientRow]) -> None:
+        """Keep a record for the next call of `flush`."""
+        self._unwritten, self._unreported = (record, rows), record
+
+    def write(self) -> None:
+        """Write the record that waits; observers get it at the next `flush`."""
+        if self._unwritten is not None:
+            waiting, self._unwritten = self._unwritten, None
+            self._journal.add(*waiting)
+
+    def flush(self) -> None:
+        """Write the record that waits and pass it to the observers."""
+        self.write()
+        if self._unreported is not None:
+            record, self._unreported = self._unreported, None
+            for observer in self._observers:
+                observer.round(record)
+
+    close = flush  # nothing is lost when the round after fails
 
 
 def described_clients(setup: Setup) -> list[dict[str, Any]]:

@@ -64,12 +64,10 @@ class Setup:
         """The runner where it runs clients one by one; to check a protocol takes its time."""
         return self.runner if isinstance(self.runner, PerClientRunner) else None
 
-    def indexed_runner(self, sent: Any) -> IndexedRunner | None:
-        """The runner where it gathers the examples of this message's clients itself."""
-        runner, device = self.runner, self.federation.train.inputs.device
-        if isinstance(runner, IndexedRunner) and runner.runs_indexed(self.algorithm, sent, device):
-            return runner
-        return None
+    @cached_property
+    def indexed_runner(self) -> IndexedRunner | None:
+        """The runner where it can gather the clients' examples itself."""
+        return self.runner if isinstance(self.runner, IndexedRunner) else None
 
     @cached_property
     def model_names(self) -> list[str]:

@@ -32,15 +32,12 @@ def _filled(value: float, shape: tuple[int, ...], dtype: torch.dtype, device: to
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
-def _moved(t: Tensor, device: torch.device) -> Tensor:
-    return t.to(device, non_blocking=True)
-
-
 def _local_work(algorithm: AnyAlgorithm) -> tuple[int, int | None, Callable[[int], float]]:
     """Return epochs, batch size and learning rate by round; a method without such settings makes one full pass."""
     if not isinstance(algorithm, LocalWork):
         return 1, None, lambda _: 0.0
-    return algorithm.epochs, algorithm.batch_size, algorithm.lr_at
+    lr = algorithm.lr
+    return algorithm.epochs, algorithm.batch_size, algorithm.lr_at if algorithm.lr_decay < 1.0 else lambda _: lr
 
 
 class TaskBuilder:
@@ -114,57 +111,45 @@ class TaskBuilder:
     def _tasks_one_by_one(self, clients: list[int], round: int) -> list[Task]:
         train, theta0 = self._federation.train, self._problem.theta0
         lr = torch.tensor(self._lr_at(round), dtype=theta0.dtype, device=theta0.device)
-        noise = _moved(self._noise(torch.tensor(clients), round), theta0.device)
+        noise = self._noise(torch.tensor(clients), round).to(theta0.device, non_blocking=True)
         starts = train.starts.tolist()
         tasks = []
         for k, c in enumerate(clients):
             rows = slice(starts[c], starts[c + 1])
             inputs, targets = train.inputs[rows], train.targets[rows]
             mask = theta0.new_ones(len(inputs))
-            tasks.append(
-                Task(inputs, targets, mask, _moved(self._drawn_batches(c, round), inputs.device), noise[k], lr)
-            )
+            batches = self._drawn_batches(c, round).to(inputs.device, non_blocking=True)
+            tasks.append(Task(inputs, targets, mask, batches, noise[k], lr))
         return tasks
 
     def _task(self, clients: Tensor, round: int) -> Task:
-        theta0, K = self._problem.theta0, clients.shape[0]
-        examples, mask = self._rows(clients)
-        return Task(
-            examples,
-            _filled(0, (K, 0), examples.dtype, examples.device),
-            mask,
-            self._batches(clients, round),
-            _moved(self._noise(clients, round), theta0.device),
-            _filled(self._lr_at(round), (K,), theta0.dtype, theta0.device),
-        )
-
-    def _noise(self, clients: Tensor, round: int) -> Tensor:
-        algorithm = self._algorithm
-        if type(algorithm).noise is Algorithm.noise:
-            return _filled(0.0, (clients.shape[0], 0), self._problem.theta0.dtype, self._problem.theta0.device)
-        generators = [seed_for(self._seed, round, self._numbers[c], "noise") for c in clients.tolist()]
-        return torch.stack([algorithm.noise(self._problem, generator) for generator in generators])
-
-    def _rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        who = clients.tolist()
-        if self._last is None or self._last[0] != who:
-            theta0 = self._problem.theta0
+        theta0, place, K = self._problem.theta0, self._federation.train.inputs.device, clients.shape[0]
+        if self._last is None or self._last[0] != clients.tolist():
             if self._common_size is not None:
-                rows, mask = clients, _filled(1.0, (len(who), self._common_size), theta0.dtype, theta0.device)
+                rows, mask = clients, _filled(1.0, (K, self._common_size), theta0.dtype, theta0.device)
             else:
                 rows, real = self._federation.train.padded_rows(clients)
-                mask = _moved(real.to(theta0.dtype), theta0.device)
-            self._last = (who, (_moved(rows, self._federation.train.inputs.device), mask))
-        return self._last[1]
+                mask = real.to(theta0.device, theta0.dtype, non_blocking=True)
+            self._last = (clients.tolist(), (rows.to(place, non_blocking=True), mask))
+        examples, mask = self._last[1]
+        batches = _filled(0, (K, self._epochs, 0), torch.long, place)
+        if self._batch_size is not None:
+            batches = self._batches(clients, round).to(place, non_blocking=True)
+        noise = _filled(0.0, (K, 0), theta0.dtype, theta0.device)
+        if type(self._algorithm).noise is not Algorithm.noise:
+            noise = self._noise(clients, round).to(theta0.device, non_blocking=True)
+        lr = _filled(self._lr_at(round), (K,), theta0.dtype, theta0.device)
+        return Task(examples, _filled(0, (K, 0), examples.dtype, place), mask, batches, noise, lr)
+
+    def _noise(self, clients: Tensor, round: int) -> Tensor:
+        generators = [seed_for(self._seed, round, self._numbers[c], "noise") for c in clients.tolist()]
+        return torch.stack([self._algorithm.noise(self._problem, generator) for generator in generators])
 
     def _batches(self, clients: Tensor, round: int) -> Tensor:
-        place = self._federation.train.inputs.device
-        if self._batch_size is None:
-            return _filled(0, (clients.shape[0], self._epochs, 0), torch.long, place)
         drawn = [self._drawn_batches(c, round) for c in clients.tolist()]
         if len({batches.shape for batches in drawn}) == 1:
-            return _moved(torch.stack(drawn), place)
-        return _moved(pad_sequence(drawn, batch_first=True, padding_value=-1), place)
+            return torch.stack(drawn)
+        return pad_sequence(drawn, batch_first=True, padding_value=-1)
 
     def _drawn_batches(self, client: int, round: int) -> Tensor:
         return draw_batches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,12 +26,13 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy
-from dqnfed.sim.engine import run
+from dqnfed.sim import engine
 from dqnfed.sim.state import Evaluation
 from tests.helpers.quadratic_clients import consistent_quadratics
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]  # a CPU emulates
+run = partial(engine.run, accelerate=True)
 METHODS = [FedAvg(lr=0.1), FedAvg(lr=0.1, epochs=2), Scaffold(lr=0.1), DQNFed(), DQNFed(step="line-search")]
 
 

@@ -64,7 +64,14 @@ BOWLS: dict[str, Callable[[torch.dtype], Case]] = {"dense": dense_bowl, "convolv
 def trained(algorithm: AnyAlgorithm, case: Case, cohort: CohortRunner | None, rounds: int = ROUNDS) -> RunResult:
     evaluation = Evaluation(every=rounds, participants=False)
     return run(
-        algorithm, case.problem, case.federation, rounds=rounds, participation=0.5, cohort=cohort, evaluation=evaluation
+        algorithm,
+        case.problem,
+        case.federation,
+        rounds=rounds,
+        participation=0.5,
+        cohort=cohort,
+        evaluation=evaluation,
+        accelerate=True,
     )
 
 

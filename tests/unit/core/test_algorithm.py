@@ -122,7 +122,8 @@ def test_what_a_server_asks_for_is_the_first_word_of_its_declared_needs() -> Non
 
 
 def test_shared_settings_without_effect_are_named() -> None:
-    """A rate that never decays has no period; SCAFFOLD refuses momentum, so that it has no effect there."""
-    assert FedAvg().unused() == {"lr_decay_every"}
-    assert FedAvg(lr_decay=0.9).unused() == set()
-    assert Scaffold().unused() == {"lr_decay_every", "momentum"}
+    """A rate that never decays has no period; one step has no momentum, and SCAFFOLD refuses any."""
+    assert FedAvg().unused() == {"lr_decay_every", "momentum"}
+    assert FedAvg(lr_decay=0.9).unused() == FedAvg(lr_decay=0.9, momentum=0.9).unused() == {"momentum"}
+    assert FedAvg(lr_decay=0.9, epochs=2).unused() == FedAvg(lr_decay=0.9, batch_size=4).unused() == set()
+    assert Scaffold(epochs=2).unused() == {"lr_decay_every", "momentum"}

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
+from typer.testing import CliRunner
 
 from dqnfed.algorithms import REGISTRY
 from dqnfed.algorithms.fedavg import FedAvg
-from dqnfed.core.algorithm import hyperparameters
+from dqnfed.cli import app
+from dqnfed.core.algorithm import LOCAL_WORK, hyperparameters
 from dqnfed.experiments.method_docs import (
     FOLDER,
     LABELS,
@@ -24,6 +26,7 @@ from dqnfed.experiments.method_docs import (
     field_comments,
     formula,
     measured_traffic,
+    method_page,
     sections,
     traffic_of,
 )
@@ -34,8 +37,12 @@ QUICK = {"fedavg", "ditto", "scaffold", "dqn-fed", "agnostic-fair", "fcfl"}  # t
 PROMISES = {  # payloads that the docstring gives as a plain formula, "2n + 3 floats up"
     name: found[1]
     for name, kind in METHODS.items()
-    if (found := re.match(r"(\d*n(?: \+ \d+)?) floats up[;,.]", sections(kind)["Payload"]))
+    if (found := re.match(r"(\d*n(?: \+ \d+)?) floats up[;,.]", sections(kind).get("Payload", "")))
 }
+
+
+def batched(lines: list[str]) -> list[tuple[str, str]]:
+    return list(zip(lines[::2], lines[1::2], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,7 @@ class Another(FedAvg):
 
 
 def test_the_committed_pages_are_up_to_date() -> None:
-    """If this fails: python -m dqnfed.experiments.method_docs."""
+    """If this fails: make reference."""
     committed = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / FOLDER).glob("*.md")}
     script = "import json; from dqnfed.experiments.method_docs import pages; print(json.dumps(pages()))"
     fresh = subprocess.run(
@@ -62,8 +69,10 @@ def test_the_committed_pages_are_up_to_date() -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_docstring_has_every_part(name: str) -> None:
+    """They make the method's page; CONTRIBUTING.md says what belongs into each."""
     found = sections(METHODS[name])
-    assert [label for label in LABELS if not found.get(label)] == []
+    missing = [f"{label}:" for label in LABELS if not found.get(label)]
+    assert missing == [], f"the docstring of {METHODS[name].__name__} lacks the parts {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -77,7 +86,7 @@ def test_every_hyper_parameter_is_explained(name: str) -> None:
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(set(METHODS) & set(REGISTRY))],
 )
 def test_the_traffic_on_file_is_what_is_measured(name: str) -> None:
-    """If this fails: python -m dqnfed.experiments.method_docs --measure."""
+    """If this fails: make reference."""
     assert traffic_of(name, METHODS[name]) == measured_traffic(METHODS[name])
 
 
@@ -120,9 +129,11 @@ def test_what_the_command_line_lists() -> None:
         "name": "ditto",
         "title": "Personal models regularised towards the global one (Li et al., ICML 2021, Algorithm 1)",
         "payload": "n",
-        "memory": True,
+        "memory": "n",
+        "needs": "sum",
         "personal": True,
-        "suits": ["convex", "network"],
+        "problem_kinds": ["convex", "network"],
+        "local_work": list(LOCAL_WORK),
         "hyperparameters": {
             "lam": 1.0,
             "personal_lr": None,
@@ -132,7 +143,21 @@ def test_what_the_command_line_lists() -> None:
         },
     }
     assert rows["dqn-fed"]["payload"] == "n + 3"
-    assert not rows["fedavg"]["memory"]
+    assert rows["fedavg"]["memory"] == "0"
+    assert "momentum" not in rows["scaffold"]["local_work"]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_list_has_two_lines_a_method(width: int) -> None:
+    """At 80 columns a title is cut; what crosses the network is not."""
+    found = CliRunner().invoke(app, ["list", "algorithms"], env={"COLUMNS": str(width)})
+    lines, rows = found.stdout.splitlines(), described_algorithms()
+    assert len(lines) == 2 * len(rows)
+    for row, (first, second) in zip(rows, batched(lines), strict=True):
+        assert first.startswith(row["name"])
+        assert len(first) <= width
+        assert f"sends {row['payload']}" in second
+        assert f"needs {row['needs']}" in second
 
 
 def test_a_method_from_elsewhere_is_listed_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,3 +167,25 @@ def test_a_method_from_elsewhere_is_listed_and_measured(monkeypatch: pytest.Monk
     assert row["hyperparameters"]["extra"] == 2.0
     assert "another" not in documented()  # its pages are not ours to write
     assert sections(Another) == {"": "", "Objective": "none.", "Client": "as FedAvg.", "Server": "as FedAvg."}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undocumented(FedAvg):
+    """FedAvg under another name (McMahan et al., AISTATS 2017)."""
+
+    factor: float = 1.0
+
+
+def test_a_docstring_of_one_line_makes_a_page() -> None:
+    """A method that is being written can be listed and described before its docstring is complete."""
+    page = method_page("undocumented", Undocumented)
+    assert "FedAvg under another name" in page
+    assert "| `factor` | `1.0` |  |" in page
+    assert "All [shared settings](index.md#local-work) of the local work have an effect." in page
+
+
+def test_pages_say_what_the_server_needs_and_which_shared_settings_count() -> None:
+    assert "Of the replies it needs `sum`: weighted sums" in method_page("fedavg", FedAvg)
+    page = method_page("scaffold", METHODS["scaffold"])
+    assert "`weight_decay`, `lr_decay`, `lr_decay_every` have an effect" in page
+    assert "None of the [shared settings](index.md#local-work)" in method_page("newton", METHODS["newton"])

@@ -22,7 +22,7 @@ from dqnfed.core.replies import Replies
 from dqnfed.core.run_folder import load_tensors
 from dqnfed.core.runners import CohortRunner, looped, vectorised
 from dqnfed.maths.fairness import fairness_summary
-from dqnfed.sim.evaluate import evaluate
+from dqnfed.sim.clients import evaluate
 from tests.helpers.bowls import (
     federation_of,
     labelled_clients,

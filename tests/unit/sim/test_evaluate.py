@@ -7,7 +7,7 @@ import torch
 
 from dqnfed.core import kernels
 from dqnfed.core.problem import Problem
-from dqnfed.sim.evaluate import evaluate, evaluate_personal, segment_means
+from dqnfed.sim.clients import evaluate, evaluate_personal, segment_means
 from tests.helpers.bowls import Case, network_bowl, normal, quadratic_bowl, softmax_bowl, task_of
 
 

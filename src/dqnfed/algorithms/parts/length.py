@@ -1,33 +1,32 @@
-"""How far the server goes along its step u: theta - alpha u."""
+"""How far the server goes along its step u, theta - alpha u: rules, and the phases in which a length is sought."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.parts.metric import Mean
-from dqnfed.core.algorithm import Cohort
+from dqnfed.algorithms.parts.cache import Cache
+from dqnfed.algorithms.parts.messages import DescentServer, Search
+from dqnfed.algorithms.parts.metric import Mean, Metric
+from dqnfed.algorithms.parts.rates import Rates
+from dqnfed.core.algorithm import Cohort, ServerStep, Status
 from dqnfed.core.replies import FloatArray, Replies
+from dqnfed.core.trust import Trust
 from dqnfed.maths import step_length
+from dqnfed.maths.gramian import norm_of
 from dqnfed.maths.solvers import BoolArray
 
 RULES = ("auto", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
-
-
-class Search(NamedTuple):
-    """A step whose length is sought in phases of its own; `trials` is 0 when there is none."""
-
-    direction: Tensor  # [n] or [0]
-    norm: Tensor  # []              its length
-    mean: Mean  # the cohort's mean gradient, for the metric if the step is made
-    losses: Tensor  # [C] or [0]    at theta, by client number
-    slopes: Tensor  # [C] or [0]    first-order decreases g_k'u, by client number; NaN: does not count
-    length: Tensor  # []            the candidate alpha
-    trials: Tensor  # []            PROBING while the first step's curvature is measured
+MAX_HALVINGS = 40
+FEW_HALVINGS = 10  # a step so short is nearly straight: a client whose loss has not fallen by then is inconsistent
+STATIONARY = "Pareto-stationary: no step lowers every client's loss"
+Step = ServerStep[DescentServer]
+Notes = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -77,3 +76,85 @@ class Length:
             float(search.length),
             rounding=torch.finfo(replies.dtype("trial_loss")).eps,
         )
+
+
+class Parts(NamedTuple):
+    """The rules that the method is composed of."""
+
+    rates: Rates
+    metric: Metric
+    length: Length
+    cache: Cache
+    trust: Trust
+
+
+def searching(server: DescentServer, length: float, trials: int, notes: Notes) -> Step:
+    """Return the step that asks clients about a candidate length."""
+    candidate = torch.tensor(length, dtype=torch.float64)
+    search = server.search._replace(length=candidate, trials=torch.tensor(trials))
+    return ServerStep(server._replace(search=search), Status.AGAIN, notes)
+
+
+def probed(parts: Parts, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> Step:
+    """Make the first step as long as the curvatures measured along it allow."""
+    search, slopes = server.search, server.search.slopes[cohort.clients].numpy()
+    trust = parts.trust.check_ahead(server.trust, replies, "probed_loss", cohort, float(search.length))
+    if trust is not None:  # inconsistent clients had a part in the direction
+        return ServerStep(_between_steps(parts, server._replace(trust=trust), nan), Status.AGAIN)
+    measured, counted = float(search.norm) * replies.scalars("probed_slope"), ~np.isnan(slopes)
+    slopes = np.where(measured > 0.0, measured, slopes)  # a false slope of one client shall not stop the others
+    return lengthened(parts, server, slopes[counted], replies.scalars("probed_curvature")[counted], cohort, {})
+
+
+def lengthened(
+    parts: Parts, server: DescentServer, slopes: FloatArray, curvature: FloatArray, cohort: Cohort, notes: Notes
+) -> Step:
+    """Return the step whose length curvatures and the last step allow, or the search that starts there."""
+    last_norm = float(server.step_norm) if int(server.n_steps) else None
+    alpha = parts.length.by_curvature(slopes, curvature, float(server.search.norm), last_norm)
+    if parts.length.rule == "curvature" or alpha == 0.0:
+        return moved(parts, server, alpha, cohort, notes)
+    return searching(server, alpha, 1, notes)
+
+
+def tried(parts: Parts, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> Step:
+    """Accept the candidate if everybody's loss fell enough, else halve the step."""
+    search, alpha, trials = server.search, float(server.search.length), int(server.search.trials)
+    notes = {"alpha": alpha, "trials": float(trials)}
+    if parts.length.accepts(search, replies, cohort, parts.trust.trusted(server.trust, cohort)):
+        return moved(parts, server, alpha, cohort, notes)
+    if trials > MAX_HALVINGS:
+        return stationary(parts, server, cohort, notes)
+    trust = parts.trust.check_ahead(server.trust, replies, "trial_loss", cohort, alpha)
+    if trials == FEW_HALVINGS and trust is not None:  # the next round is without inconsistent clients
+        return ServerStep(_between_steps(parts, server._replace(trust=trust), nan), Status.HOLD, notes)
+    return searching(server, alpha / 2, trials + 1, notes)
+
+
+def moved(parts: Parts, server: DescentServer, alpha: float, cohort: Cohort, notes: Notes) -> Step:
+    """Return theta - alpha u, unless that is lost in theta's own size."""
+    norm = float(server.search.norm)
+    notes = {**notes, "alpha": alpha, "step_norm": alpha * norm}
+    if step_length.is_stationary(alpha, norm, norm_of(server.theta)):
+        return stationary(parts, server, cohort, notes)
+    after = _between_steps(parts, server, alpha)._replace(
+        theta=server.theta - alpha * server.search.direction,
+        theta_before=server.theta,
+        step_norm=torch.tensor(alpha * norm, dtype=torch.float64),
+        n_steps=server.n_steps + 1,
+        metric=server.metric._replace(before=server.search.mean),
+    )
+    return ServerStep(after, Status.NEXT, notes)
+
+
+def stationary(parts: Parts, server: DescentServer, cohort: Cohort, notes: Notes) -> Step:
+    """No common descent is left for this cohort: the end if it is everybody, else a round without a step."""
+    server = _between_steps(parts, server, nan)
+    is_all = len(cohort.clients) == cohort.n_clients
+    return ServerStep(server, Status.STOP, notes, STATIONARY) if is_all else ServerStep(server, Status.HOLD, notes)
+
+
+def _between_steps(parts: Parts, server: DescentServer, alpha: float) -> DescentServer:
+    """Return the server after theta - alpha u, or after a search without a step (NaN)."""
+    trust = server.trust._replace(slopes=alpha * server.trust.slopes)
+    return server._replace(search=parts.length.no_search(server.theta), trust=trust)

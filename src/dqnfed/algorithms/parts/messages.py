@@ -7,10 +7,21 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dqnfed.algorithms.parts.cache import CacheState
-from dqnfed.algorithms.parts.length import Search
-from dqnfed.algorithms.parts.metric import MetricState
+from dqnfed.algorithms.parts.metric import Mean, MetricState
 from dqnfed.algorithms.parts.rates import RateMemory
 from dqnfed.core.trust import TrustState
+
+
+class Search(NamedTuple):
+    """A step whose length is sought in phases of its own; `trials` is 0 when there is none."""
+
+    direction: Tensor  # [n] or [0]
+    norm: Tensor  # []              its length
+    mean: Mean  # the cohort's mean gradient, for the metric if the step is made
+    losses: Tensor  # [C] or [0]    at theta, by client number
+    slopes: Tensor  # [C] or [0]    first-order decreases g_k'u, by client number; NaN: does not count
+    length: Tensor  # []            the candidate alpha
+    trials: Tensor  # []            PROBING while the first step's curvature is measured
 
 
 class DescentServer(NamedTuple):

@@ -70,16 +70,12 @@ class Metric:
         members = torch.zeros(n_clients, dtype=torch.bool).index_copy(0, cohort.clients, kept)
         return Mean(replies.mean("gradient", kept.double()), members)
 
-    def pair_rows(self, state: MetricState) -> tuple[Tensor, ...]:
-        """Return the rows S and Y, with which the metric needs the products of all rows."""
-        return (state.pairs.s, state.pairs.y) if self.memory else ()
-
     def gram(self, state: MetricState, rows: FloatArray, on_pairs: FloatArray, cached: Tensor) -> FloatArray:
         """Return G W^-1 G' from G G' (`rows`: of replies, then of cached rows) and the replies' products with pairs."""
         if not self.memory:
             return rows
-        pairs = torch.cat(self.pair_rows(state))
-        on_pairs = np.concatenate([on_pairs, cross_products(cached, pairs).numpy()])
+        pairs = torch.cat([state.pairs.s, state.pairs.y])
+        on_pairs = np.concatenate([on_pairs, cross_products(cached, pairs).numpy()]) if len(cached) else on_pairs
         inverse = qn.compact_inverse(gramian(pairs).numpy(), int(state.pairs.n_pairs))
         return qn.metric_gramian(rows, on_pairs, inverse)
 

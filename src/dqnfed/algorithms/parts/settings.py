@@ -73,11 +73,6 @@ class DescentSettings(LocalWork[Any, Any, Any]):
         chosen._check_together(n_clients, cohort_size)
         return chosen
 
-    @property
-    def keeps_model(self) -> bool:
-        """Whether clients keep the model of their last reply and their gradient there."""
-        return self.local == "gradient" and self.previous == "kept"
-
     def unused(self) -> frozenset[str]:
         return frozenset(LOCAL_WORK) if self.local == "gradient" else super().unused()
 
