@@ -28,8 +28,9 @@ from tests.helpers.bowls import Case, Client, federation_of, linear_model, norma
 from tests.helpers.recording import LEVELS, Asked, recorded
 from tests.helpers.turns import relative_distance
 
+Changes = tuple[tuple[str, Any], ...]
 ROUNDS = 12
-SHARES = (1.0, 0.5)
+SHARES = (1.0, 1 / 3)
 DIFFERENT = 1e-9  # relative; below this two runs differ by roundings alone
 
 # Methods with stages: so short that `ROUNDS` reach the last one.
@@ -51,7 +52,11 @@ VALUES: dict[str, Any] = {
     "qffl.floor": 0.5,
     "fcfl.sensitive": 1,  # the second of two inputs
     "agnostic-fair.n_classes": 3,
+    "fedcorr.relabel_share": 1.0,
+    "fedcorr.clean_level": 0.5,
 }
+# Modes in which settings have an effect that are refused alone, where no single other change leads there.
+MODES: dict[tuple[str, str], Changes] = {}
 # Settings that change nothing when changed alone here, and why that is no fault.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 
@@ -91,9 +96,6 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "network": (small_case(small_network(2, 3, 2)), small_case(random_network(), stretch=3.0)),
 }
-
-
-Changes = tuple[tuple[str, Any], ...]
 
 
 class Context(NamedTuple):
@@ -276,36 +278,56 @@ OWN = [
 SHARED = [(name, field, value) for name in METHODS for field in LOCAL_WORK for value in changed_values(name, field)]
 
 
-def check_effect(name: str, field: str, value: Any, base: Changes = ()) -> list[str]:
-    """Check that a change has an effect in some context where it is accepted and used; return all refusals."""
-    refusals, tried = [], []
+def check_effect(name: str, field: str, value: Any, base: Changes = ()) -> str | None:
+    """Check that a change has an effect in some context, or is declared unused or refused in all; return a refusal."""
+    refusal, idle = None, []
     for context in contexts(name):
-        default = trajectory(name, context, base)
+        default, changed = trajectory(name, context, base), trajectory(name, context, (*base, (field, value)))
         if isinstance(default, str):
-            continue
-        changed = trajectory(name, context, (*base, (field, value)))
+            continue  # the method is not for this context
         if isinstance(changed, str):
             assert field in changed, f"the refusal does not name `{field}`: {changed}"
-            refusals.append(changed)
+            refusal = changed
         elif default.prepared == changed.prepared and getattr(changed.prepared, field) == value:
-            continue  # the change spells out what the default is resolved to here
+            return None  # the change spells out what the default is resolved to here
         elif field in changed.prepared.unused():
             assert is_untouched(default, changed), f"`{field}` is declared unused, but changes the run in {context}"
         elif has_effect(default, changed):
-            level, needs = changed.asked.level, changed.prepared.needs
-            assert LEVELS.index(level) <= LEVELS.index(needs), f"the server asks for {level}, but declares {needs}"
-            return refusals
+            check_needs(changed)
+            return None
         else:
-            tried.append(context)
-    assert not tried, f"`{field}` = {value!r} changes nothing in {tried}"
-    return refusals
+            idle.append(context)
+    assert not idle, f"`{field}` = {value!r} changes nothing in {idle}"
+    return refusal
+
+
+def check_needs(run: Trajectory) -> None:
+    level, needs = run.asked.level, run.prepared.needs
+    assert LEVELS.index(level) <= LEVELS.index(needs), f"the server asks for {level}, but declares {needs}"
+    assert needs in {need.split()[0] for need in run.prepared.info.needs}, f"`info.needs` does not name {needs}"
+
+
+def has_effect_in_a_mode(name: str, field: str, value: Any) -> bool:
+    """Return whether the change has an effect after some other one: another choice, or several local steps."""
+    others = [(other, v) for other in hyperparameters(REGISTRY[name]) for v in changed_values(name, other)]
+    bases: list[Changes] = [MODES[name, field]] if (name, field) in MODES else []
+    bases += [(base,) for base in (*others, ("epochs", 2)) if base[0] != field]
+    for base in bases:
+        for context in contexts(name):
+            default, changed = trajectory(name, context, base), trajectory(name, context, (*base, (field, value)))
+            if isinstance(default, Trajectory) and isinstance(changed, Trajectory) and has_effect(default, changed):
+                check_needs(changed)
+                return True
+    return False
 
 
 @pytest.mark.parametrize(("name", "field", "value"), OWN)
 def test_a_methods_own_setting_has_an_effect_or_is_refused(name: str, field: str, value: Any) -> None:
+    """What is refused alone has an effect in another mode: else nobody could use it."""
     if (name, field) in EXCEPTIONS:
         pytest.skip(EXCEPTIONS[name, field])
-    check_effect(name, field, value)
+    refusal = check_effect(name, field, value)
+    assert refusal is None or has_effect_in_a_mode(name, field, value), f"of no use in any mode; alone: {refusal}"
 
 
 @pytest.mark.parametrize(("name", "field", "value"), SHARED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -26,7 +26,7 @@ from dqnfed.core.trust import Trust
 from dqnfed.maths.directions import rate_matching_weights
 from dqnfed.maths.gramian import bordered, combine, norm_of
 from dqnfed.maths.quasi_newton import probe_length, secant_curvature
-from dqnfed.maths.solvers import DEAD, bounded_rates, serving_weights
+from dqnfed.maths.solvers import DEAD, BoolArray, bounded_rates, serving_weights
 
 PROBING = -1  # `Search.trials` while the first step's curvature is measured
 
@@ -206,7 +206,7 @@ class DQNFed(DescentSettings):
 
     def _descend(self, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> Step:
         """Find the step u for everybody who is trusted, then its length."""
-        _, metric, length, _, trust = self.parts
+        _, metric, _, _, trust = self.parts
         everyone, all_replies, move = cohort, replies, server.theta - server.theta_before
         if self.drop_share:
             server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
@@ -215,41 +215,58 @@ class DQNFed(DescentSettings):
             change = metric.change(server.metric, replies, cohort)
             server = server._replace(metric=metric.learn(server.metric, move, change))
         rows, cache = self._rows(server, replies, cohort)
-        kept = np.ones(len(rows.rates), dtype=np.bool_)
-        if self.drop_share:
-            kept = trust.without_outliers(server.trust, rows.gram, rows.rates, everyone, self.ridge)
-        if self.constraint == "exactly":
-            weights = rate_matching_weights(rows.gram, rows.rates, ridge=self.ridge)
-        else:
-            weights, kept = serving_weights(rows.gram, rows.rates, kept, rows.K, ridge=self.ridge)
-        slopes, present = rows.gram @ weights, torch.from_numpy(kept[: rows.K])
+        weights, kept = self._weights(server, rows, everyone)
         u = replies.combine("gradient", weights[: rows.K])
         if weights[rows.K :].any():
             u = u + combine(torch.from_numpy(weights[rows.K :]), rows.cached)
-        u = metric.apply(server.metric, u)
+        u, server = metric.apply(server.metric, u), server._replace(cache=cache)
         if not isfinite(norm := norm_of(u)):
-            return phases.stationary(self.parts, server._replace(cache=cache), cohort, {"infeasible": 1.0})
-        counted = kept & (rows.squares > DEAD**2 * rows.squares.max())
-        asked = counted & (rows.rates > 0)
-        met = (slopes[asked] / rows.rates[asked]).min() if norm > 0 and asked.any() else 0.0
-        notes = {"active": float(np.count_nonzero(weights)), "worst_rate_met": float(met)}
-        claims = server.trust
+            return phases.stationary(self.parts, server, cohort, {"infeasible": 1.0})
+        present = torch.from_numpy(kept[: rows.K])
         if self.drop_share:
-            claims = trust.record_claims(claims, all_replies, everyone, u, cohort.clients[~present])
+            left_out = cohort.clients[~present]
+            server = server._replace(trust=trust.record_claims(server.trust, all_replies, everyone, u, left_out))
         mean = metric.mean(server.metric, replies, cohort, present, everyone.n_clients)
         search = server.search._replace(direction=u, norm=torch.tensor(norm, dtype=torch.float64), mean=mean)
-        server = server._replace(cache=cache, trust=claims, search=search)
+        slopes = np.where(kept & (rows.squares > DEAD**2 * rows.squares.max()), rows.gram @ weights, nan)
+        met = slopes[rows.rates > 0] / rows.rates[rows.rates > 0]
+        worst = float(np.nanmin(met, initial=inf)) if norm > 0 else 0.0
+        notes = {"active": float(np.count_nonzero(weights)), "worst_rate_met": worst if isfinite(worst) else 0.0}
+        return self._lengthen(server._replace(search=search), replies, everyone, cohort, rows, slopes, notes)
+
+    def _weights(self, server: DescentServer, rows: Rows, cohort: Cohort) -> tuple[FloatArray, BoolArray]:
+        """Return the rows' weights in the step, and which rows it is for."""
+        kept = np.ones(len(rows.rates), dtype=np.bool_)
+        if self.drop_share:
+            kept = self.parts.trust.without_outliers(server.trust, rows.gram, rows.rates, cohort, self.ridge)
+        if self.constraint == "exactly":
+            return rate_matching_weights(rows.gram, rows.rates, ridge=self.ridge), kept
+        return serving_weights(rows.gram, rows.rates, kept, rows.K, ridge=self.ridge)
+
+    def _lengthen(
+        self,
+        server: DescentServer,
+        replies: Replies[Any],
+        everyone: Cohort,
+        cohort: Cohort,
+        rows: Rows,
+        slopes: FloatArray,  # [K + A] g_k'u; NaN: does not count
+        notes: phases.Notes,
+    ) -> Step:
+        """Return the step of the right length, or the phase in which that is sought."""
+        length, norm = self.parts.length, float(server.search.norm)
         if not length.uses_curvature:
             mean_norm = norm_of(replies.mean("gradient"))
             return phases.moved(self.parts, server, length.by_rule(norm, mean_norm, cohort.round), cohort, notes)
         is_first = int(server.n_steps) == 0 and norm > 0
-        if is_first or self.step == "line-search":  # the length is sought in phases of their own
+        if is_first or self.step == "line-search":
             unknown = torch.full((everyone.n_clients,), nan, dtype=torch.float64)
-            losses, known = replies.scalars("loss"), np.where(counted, slopes, nan)[: rows.K]
-            by_client = (unknown.index_copy(0, cohort.clients, torch.from_numpy(of)) for of in (losses, known))
-            server = server._replace(search=search._replace(losses=next(by_client), slopes=next(by_client)))
+            claims = (replies.scalars("loss"), slopes[: rows.K])
+            losses, known = (unknown.index_copy(0, cohort.clients, torch.from_numpy(values)) for values in claims)
+            server = server._replace(search=server.search._replace(losses=losses, slopes=known))
         if is_first:
-            return phases.searching(server, float(probe_length(server.theta, u)), PROBING, notes)
+            return phases.searching(server, float(probe_length(server.theta, server.search.direction)), PROBING, notes)
+        counted = ~np.isnan(slopes)
         return phases.lengthened(self.parts, server, slopes[counted], rows.curvature[counted], cohort, notes)
 
     def _rows(self, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> tuple[Rows, CacheState]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -154,35 +155,12 @@ class Federation:
         n_classes: int | None = None,
     ) -> Federation:
         """Return the federation of clients given as (inputs, targets) pairs; a test share is held out of each."""
-        if not clients:
-            raise ValueError("a federation needs at least one client, but the list of clients is empty.")
         names = tuple(names) or tuple(str(c) for c in range(len(clients)))
-        for what, given in (("names", names), ("groups", groups)):
-            if given is not None and len(given) != len(clients):
-                raise ValueError(f"{len(clients)} clients but {len(given)} {what}; every client needs its own.")
-        if len(set(names)) != len(names):
-            twice = sorted({n for n in names if names.count(n) > 1})
-            raise ValueError(f"every client needs a name of its own: {len(clients)} clients, duplicate names {twice}.")
+        _check_names(len(clients), names, groups)
         shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
-        for part, share in shares.items():
-            if not 0 <= share < 1:
-                raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share}.")
-        if sum(shares.values()) >= 1:
-            raise ValueError(f"the shares test={test} and validation={validation} leave nothing to train on.")
+        _check_shares(shares)
         pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
-        for name, (x, y) in zip(names, pairs, strict=True):
-            if len(x) != len(y):
-                raise ValueError(f"client '{name}' has {len(x)} inputs but {len(y)} targets; they must be as many.")
-            if x.shape[1:] != pairs[0][0].shape[1:]:
-                raise ValueError(
-                    f"client '{name}' has inputs of shape {tuple(x.shape[1:])}, client '{names[0]}' of shape "
-                    f"{tuple(pairs[0][0].shape[1:])}; all clients must have the same."
-                )
-            if y.shape[1:] != pairs[0][1].shape[1:]:
-                raise ValueError(
-                    f"client '{name}' has targets of shape {tuple(y.shape[1:])}, client '{names[0]}' of shape "
-                    f"{tuple(pairs[0][1].shape[1:])}; all clients must have the same."
-                )
+        _check_shapes(names, pairs)
         parts: dict[Part, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
         for c, (x, y) in enumerate(pairs):
             held_out = split_rows(len(x), y, shares, seed=seed, client=c)
@@ -257,6 +235,43 @@ def split_rows(n: int, targets: Tensor, shares: dict[Part, float], *, seed: int,
         left = np.delete(left, places)
     rows["train"] = torch.as_tensor(np.sort(left))
     return rows
+
+
+def _check_names(n_clients: int, names: Sequence[str], groups: Sequence[str] | None) -> None:
+    """Refuse a federation of nobody, and names or groups that do not fit the clients."""
+    if not n_clients:
+        raise ValueError("a federation needs at least one client, but the list of clients is empty.")
+    for what, given in (("names", names), ("groups", groups)):
+        if given is not None and len(given) != n_clients:
+            raise ValueError(f"{n_clients} clients but {len(given)} {what}; every client needs its own.")
+    if len(set(names)) != n_clients:
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        raise ValueError(f"every client needs a name of its own: {n_clients} clients, duplicate names {twice}.")
+
+
+def _check_shares(shares: Mapping[Part, float]) -> None:
+    """Refuse shares that cannot be held out, or that leave nothing."""
+    for part, share in shares.items():
+        if not 0 <= share < 1:
+            raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share}.")
+    if sum(shares.values()) >= 1:
+        test, validation = shares["test"], shares["validation"]
+        raise ValueError(f"the shares test={test} and validation={validation} leave nothing to train on.")
+
+
+def _check_shapes(names: Sequence[str], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Refuse clients whose inputs and targets do not belong together, or are not shaped like the others'."""
+    for name, pair in zip(names, pairs, strict=True):
+        if len(pair[0]) != len(pair[1]):
+            raise ValueError(
+                f"client '{name}' has {len(pair[0])} inputs but {len(pair[1])} targets; they must be as many."
+            )
+        for what, mine, first in zip(("inputs", "targets"), pair, pairs[0], strict=True):
+            if mine.shape[1:] != first.shape[1:]:
+                raise ValueError(
+                    f"client '{name}' has {what} of shape {tuple(mine.shape[1:])}, client '{names[0]}' of shape "
+                    f"{tuple(first.shape[1:])}; all clients must have the same."
+                )
 
 
 def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> Examples:
