@@ -27,7 +27,7 @@ def test_a_server_asks_exactly_for_what_it_needs(name: str, share: float) -> Non
     case, asked = suited_case(name), Asked()
     n_clients = case.federation.n_clients
     size = cohort_size(share_for(name, case, share), n_clients)
-    algorithm = REGISTRY[name](**SHORT_STAGES.get(name, {}))  # type: ignore[arg-type]
+    algorithm = REGISTRY[name](**SHORT_STAGES.get(name, {}))
     played_turns(algorithm, case, rounds=4, cohort_size=size, replies=asked)
     prepared = algorithm.prepare(case.problem, n_clients, size)
     assert asked.level == prepared.needs

@@ -1,7 +1,8 @@
 """Every Python block of README.md and docs/ runs, and so does every command marked `<!-- run -->`.
 
 The blocks of one page share a namespace and a temporary working folder. `<!-- not executed: reason -->` above a block
-leaves it out; it is then counted among the skipped tests, with its reason.
+leaves it out; it is then counted among the skipped tests, with its reason. A block with a title is the content of that
+file: test_add_a_method.py puts it there and runs what is about it.
 """
 
 import os
@@ -59,6 +60,12 @@ def test_a_block_left_out(block: Block) -> None:
     pytest.skip(f"not executed: {block.reason_not_executed}")
 
 
+def test_blocks_with_a_title_are_those_of_one_guide() -> None:
+    """Others would not be executed."""
+    titled = {name_of(page) for page, blocks in BLOCKS.items() if any(block.title for block in blocks)}
+    assert titled == {"docs/how-to/add-a-method.md"}
+
+
 def written(folder: Path, text: str) -> Path:
     page = folder / "page.md"
     page.write_text(text, encoding="utf-8")
@@ -79,6 +86,12 @@ def test_blocks_carry_their_language_comment_and_line(tmp_path: Path) -> None:
     assert third == Block(page, 16, "bash", "dqnfed list presets\n", "run")
     assert third.is_executed_command
     assert not fourth.is_executed_command  # the comment belongs to the words
+
+
+def test_a_block_with_a_title_is_a_file(tmp_path: Path) -> None:
+    plain, file = blocks_of(written(tmp_path, '```python\nx = 1\n```\n\n```python title="a/b.py"\ny = 2\n```\n'))
+    assert (plain.title, plain.is_executed_python) == ("", True)
+    assert (file.title, file.code, file.is_executed_python) == ("a/b.py", "y = 2\n", False)
 
 
 def test_a_failure_points_at_the_page(tmp_path: Path) -> None:

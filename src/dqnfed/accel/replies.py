@@ -51,7 +51,8 @@ class FastReplies(Replies[U]):
             found: FloatArray = fast_gramian(rows, extra).numpy()
             return found
         others = [] if extra is None else [extra] if isinstance(extra, Tensor) else extra
-        return np.concatenate([known, *(fast_cross_products(rows, other).numpy() for other in others)], axis=1)
+        products = [fast_cross_products(rows, other).numpy() for other in others if len(other)]
+        return np.concatenate([known, *products], axis=1)
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
         rows = super().rows(field)

@@ -9,11 +9,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dqnfed.algorithms.parts import length as phases
 from dqnfed.algorithms.parts import messages as msg
-from dqnfed.algorithms.parts.cache import Cache, CacheState
+from dqnfed.algorithms.parts.cache import Cache, CacheState, IntArray
 from dqnfed.algorithms.parts.length import Length, Parts, Step
 from dqnfed.algorithms.parts.messages import DescentMemory, DescentServer
 from dqnfed.algorithms.parts.metric import Metric
@@ -39,7 +38,7 @@ class Rows(NamedTuple):
     squares: FloatArray  # [K + A]
     rates: FloatArray  # [K + A]
     curvature: FloatArray  # [K + A]
-    cached: Tensor  # [A, n]
+    absent: IntArray  # [A] rows of the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +217,9 @@ class DQNFed(DescentSettings):
         weights, kept = self._weights(server, rows, everyone)
         u = replies.combine("gradient", weights[: rows.K])
         if weights[rows.K :].any():
-            u = u + combine(torch.from_numpy(weights[rows.K :]), rows.cached)
+            on_cached = np.zeros(len(server.cache.rows))
+            on_cached[rows.absent] = weights[rows.K :]
+            u = u + combine(torch.from_numpy(on_cached), server.cache.rows)
         u, server = metric.apply(server.metric, u), server._replace(cache=cache)
         if not isfinite(norm := norm_of(u)):
             return phases.stationary(self.parts, server, cohort, {"infeasible": 1.0})
@@ -229,8 +230,8 @@ class DQNFed(DescentSettings):
         mean = metric.mean(server.metric, replies, cohort, present, everyone.n_clients)
         search = server.search._replace(direction=u, norm=torch.tensor(norm, dtype=torch.float64), mean=mean)
         slopes = np.where(kept & (rows.squares > DEAD**2 * rows.squares.max()), rows.gram @ weights, nan)
-        met = slopes[rows.rates > 0] / rows.rates[rows.rates > 0]
-        worst = float(np.nanmin(met, initial=inf)) if norm > 0 else 0.0
+        asked = rows.rates > 0
+        worst = float(np.nanmin(slopes[asked] / rows.rates[asked], initial=inf)) if norm > 0 else 0.0
         notes = {"active": float(np.count_nonzero(weights)), "worst_rate_met": worst if isfinite(worst) else 0.0}
         return self._lengthen(server._replace(search=search), replies, everyone, cohort, rows, slopes, notes)
 
@@ -278,16 +279,15 @@ class DQNFed(DescentSettings):
         rates = self.wanted_rates(replies, np.diagonal(on_rows))
         curvature = replies.scalars("curvature") if length.uses_curvature else np.full(K, nan)
         absent = caching.absent(cache, cohort) if caching.size else np.zeros(0, dtype=np.int64)
-        cached = cache.rows[torch.from_numpy(absent).to(cache.rows.device)]
         among = cache.products.numpy()[np.ix_(absent, absent)]
         GG = bordered(on_rows[:, :K], on_rows[:, K + absent], among)
         rows = Rows(
             K,
-            metric.gram(server.metric, GG, on_pairs, cached),
+            metric.gram(server.metric, GG, on_pairs, cache.rows, absent),
             np.diagonal(GG),
             np.concatenate([rates, cache.rate.numpy()[absent]]),
             np.concatenate([curvature, cache.curvature.numpy()[absent]]),
-            cached,
+            absent,
         )
         if caching.size:
             cache = caching.insert(cache, cohort, replies.rows("gradient"), rates, curvature, on_rows)

@@ -99,6 +99,8 @@ class LabelCorrection(LocalWork[Any, Any, Any]):
             check_used(self, name, used=self.sweeps > 0, why="with sweeps=0, where no labels are scored or corrected")
         why = "with sweeps=1, since it is multiplied by noise levels that the first sweep estimates"
         check_used(self, "pull", used=self.sweeps > 1, why=why)
+        one_step = self.epochs == 1 and self.batch_size is None
+        check_used(self, "pull", used=not one_step, why="with one full-batch step a round, which starts at the anchor")
         check_used(self, "clean_level", used=self.fine_tuning > 0, why="with fine_tuning=0")
         _ = self.inner  # refuses its own bad hyper-parameters
 

@@ -1,4 +1,4 @@
-"""Study: sweeps, the convex benchmark, the theorems."""
+"""Study: sweeps, the convex benchmark, the theorems, a new method."""
 
 from __future__ import annotations
 
@@ -140,3 +140,33 @@ def theory() -> None:
     typer.echo(text_table(findings))
     if not all(finding.as_documented for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case words joined by hyphens.")],
+    template: Annotated[
+        str, typer.Option("--template", metavar="one-phase|two-phase", help="two-phase: with a memory of each client.")
+    ] = "one-phase",
+    root: Annotated[
+        Path | None, typer.Option("--root", metavar="DIR", help="Root of the clone; default: this folder or one above.")
+    ] = None,
+) -> None:
+    """Write a new method into a clone of this repository: its file, its test and its line in the registry.
+
+    What it writes works and passes all tests; change it into your method. See "Add a method" in the docs.
+
+    Examples:  dqnfed new-method trimmed-mean  |  dqnfed new-method my-clipping --template two-phase
+    """
+    from dqnfed.experiments.new_method import new_method as written_method
+
+    written = written_method(name, template=template, root=root)
+    for path, what in (
+        (written.method, "the method"),
+        (written.test, "its test"),
+        (written.registry, "its import and its line in REGISTRY"),
+    ):
+        typer.echo(f"{written.root / path}: {what}")
+    typer.echo(f"next, in {written.root}:")
+    for command in written.commands:
+        typer.echo(f"  {command}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ class Replies(Generic[U]):
     """The replies of K clients, in client order; `updates` is the record of their stacked fields, [K, ...] each.
 
     A method that asks for `scalars` and `combine` alone needs no more than sums; `gram` needs the products of every two
-    replies; a method that asks for `rows` sees every reply.
+    replies; a method that asks for `rows` sees every reply. A field inside a record of the reply is "record.field".
     """
 
     def __init__(self, updates: U) -> None:
@@ -44,22 +45,22 @@ class Replies(Generic[U]):
 
     def scalars(self, field: str) -> FloatArray:
         """Return a field that is one number a client, [K], in float64 on the host."""
-        found: FloatArray = getattr(self.updates, field).double().cpu().numpy()
+        found: FloatArray = attrgetter(field)(self.updates).double().cpu().numpy()
         return found
 
     def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
         """Return the products of the field's rows with each other [K, K]; then with the `extra` rows [K, K + R]."""
-        found: FloatArray = gramian(getattr(self.updates, field).flatten(1), extra).numpy()
+        found: FloatArray = gramian(attrgetter(field)(self.updates).flatten(1), extra).numpy()
         return found
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
         """Return sum_k weights_k row_k, in the shape, the precision and on the device of one row."""
-        rows: Tensor = getattr(self.updates, field)
+        rows: Tensor = attrgetter(field)(self.updates)
         return combine(torch.as_tensor(weights), rows.reshape(len(rows), -1)).view(rows.shape[1:])
 
     def rows(self, field: str) -> Tensor:
         """Return the field of every client, [K, ...]."""
-        rows: Tensor = getattr(self.updates, field)
+        rows: Tensor = attrgetter(field)(self.updates)
         return rows
 
     def mean(self, field: str, weights: Tensor | None = None) -> Tensor:
@@ -76,12 +77,12 @@ class Replies(Generic[U]):
 
     def dtype(self, field: str) -> torch.dtype:
         """Return the precision in which clients sent the field."""
-        precision: torch.dtype = getattr(self.updates, field).dtype
+        precision: torch.dtype = attrgetter(field)(self.updates).dtype
         return precision
 
     def norms(self, field: str) -> FloatArray:
         """Return the Euclidean norm of the field of every client, [K]."""
-        rows: Tensor = getattr(self.updates, field)
+        rows: Tensor = attrgetter(field)(self.updates)
         found: FloatArray = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1).double().cpu().numpy()
         return found
 

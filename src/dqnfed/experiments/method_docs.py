@@ -290,7 +290,7 @@ def _default(field: Field[Any]) -> Any:
 def _markdown(text: str) -> str:
     """Return docstring text with its mathematics in the form that the site renders, and a capital first."""
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
-    is_word = re.match(r"(?!theta\b)[a-z][a-z]+[ ,.]", text)  # not a symbol of a formula
+    is_word = re.match(r"(?!theta\b)(a|[a-z][a-z]+)[ ,.]", text)  # not a symbol of a formula
     return text[0].upper() + text[1:] if is_word else text
 
 

@@ -83,3 +83,22 @@ def test_replies_may_be_selected_and_scaled_and_stay_as_they_were() -> None:
     assert (len(given), len(taken), taken.kind) == (K, 2, Reply)
     assert torch.equal(taken.rows("delta"), scaled.rows("delta")[[3, 1]])
     assert all(torch.equal(mine, copy) for mine, copy in zip(given.updates, copies, strict=True))
+
+
+class Outer(NamedTuple):
+    inner: Reply
+    weight: Tensor  # []
+
+
+def test_fields_of_a_record_inside_the_reply_are_named_with_a_dot() -> None:
+    plain = replies()
+    nested = Replies(Outer(plain.updates, torch.arange(float(K))))
+    weights = np.arange(1.0, K + 1)
+    assert torch.equal(nested.rows("inner.matrix"), plain.rows("matrix"))
+    assert torch.equal(nested.combine("inner.matrix", weights), plain.combine("matrix", weights))
+    assert torch.equal(nested.mean("inner.delta"), plain.mean("delta"))
+    np.testing.assert_array_equal(nested.gram("inner.delta"), plain.gram("delta"))
+    np.testing.assert_array_equal(nested.norms("inner.matrix"), plain.norms("matrix"))
+    np.testing.assert_array_equal(nested.scalars("inner.loss"), plain.scalars("loss"))
+    assert nested.dtype("inner.loss") == torch.float64
+    assert torch.equal(nested.take(torch.tensor([3])).rows("inner.delta"), plain.rows("delta")[[3]])

@@ -33,7 +33,6 @@ from dqnfed.experiments.method_docs import (
 from tests.helpers.repository import ROOT
 
 METHODS = documented()
-QUICK = {"fedavg", "ditto", "scaffold", "dqn-fed", "agnostic-fair", "fcfl"}  # the others take a second or more each
 PROMISES = {  # payloads that the docstring gives as a plain formula, "2n + 3 floats up"
     name: found[1]
     for name, kind in METHODS.items()
@@ -68,11 +67,12 @@ def test_the_committed_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_docstring_has_every_part(name: str) -> None:
-    """They make the method's page; CONTRIBUTING.md says what belongs into each."""
+def test_a_docstring_is_one_line_or_has_every_part(name: str) -> None:
+    """They make the method's page; docs/how-to/add-a-method.md says what belongs into each."""
     found = sections(METHODS[name])
     missing = [f"{label}:" for label in LABELS if not found.get(label)]
-    assert missing == [], f"the docstring of {METHODS[name].__name__} lacks the parts {', '.join(missing)}"
+    is_one_line = found == {"": ""}
+    assert is_one_line or not missing, f"the docstring of {METHODS[name].__name__} lacks {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -81,16 +81,14 @@ def test_every_hyper_parameter_is_explained(name: str) -> None:
     assert [key for key in hyperparameters(METHODS[name]) if not comments[key]] == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(set(METHODS) & set(REGISTRY))],
-)
+@pytest.mark.parametrize("name", sorted(set(METHODS) & set(REGISTRY)))
 def test_the_traffic_on_file_is_what_is_measured(name: str) -> None:
     """If this fails: make reference."""
     assert traffic_of(name, METHODS[name]) == measured_traffic(METHODS[name])
 
 
 def test_the_traffic_of_every_method_is_on_file() -> None:
+    """If this fails: make reference."""
     assert set(json.loads(TRAFFIC.read_text())) == set(METHODS)
 
 

@@ -120,7 +120,7 @@ def reasons(lie: str) -> list[list[str]]:
 
 
 def test_whom_the_policies_touched_is_written_down() -> None:
-    assert reasons("sign flipped, x 10") == 4 * [["loss does not move as its gradient says"]]
+    assert reasons("sign flipped, x 10") == 4 * [["loss does not change as its gradient says"]]
     assert reasons("rate x 1e6") == 4 * [["rate is larger than its loss allows"]]
     result = with_the_liar(DQNFed(), softmax_clients(), POLICY, LIES["gradient x 1e6"], rounds=4)
     for record in result.history[1:]:

@@ -7,8 +7,8 @@ import torch
 
 from dqnfed.core import kernels
 from dqnfed.core.problem import Problem
-from dqnfed.sim.clients import evaluate, evaluate_personal, segment_means
-from tests.helpers.bowls import Case, network_bowl, normal, quadratic_bowl, softmax_bowl, task_of
+from dqnfed.sim.clients import evaluate, evaluate_personal
+from tests.helpers.bowls import Case, federation_of, network_bowl, normal, quadratic_bowl, softmax_bowl, task_of
 
 
 def by_hand(problem: Problem, theta: torch.Tensor, case: Case, client: int) -> tuple[float, float]:
@@ -58,8 +58,11 @@ def test_one_clients_bad_numbers_stay_its_own() -> None:
     assert found.loss.isnan().tolist() == [False, False, True, False, False, False]
 
 
-def test_segment_means() -> None:
-    values = torch.arange(10, dtype=torch.float64)
-    sizes = torch.tensor([1, 4, 2, 3])
-    expected = [float(part.mean()) for part in values.split(sizes.tolist())]
-    assert segment_means(values, sizes).tolist() == pytest.approx(expected, rel=1e-15)
+def test_clients_of_one_size_have_means_of_their_own() -> None:
+    clients = [(normal(5, 4, seed=c), torch.arange(5) % 3) for c in range(3)]
+    case = Case(softmax_bowl().problem, federation_of(clients))
+    theta = normal(case.problem.n_parameters, seed=3)
+    found = evaluate(case.problem, theta, case.federation.train, torch.arange(3))
+    expected = [by_hand(case.problem, theta, case, c) for c in range(3)]
+    assert found.loss.tolist() == pytest.approx([loss for loss, _ in expected], rel=1e-12)
+    assert found.scores.tolist() == pytest.approx([score for _, score in expected], rel=1e-12)

@@ -60,7 +60,7 @@ class Cache:
         crossed = products[np.ix_(chosen, len(cohort.clients) + stay)]
         A, C = state.products.numpy()[np.ix_(stay, stay)], products[np.ix_(chosen, chosen)]
         return CacheState(
-            torch.cat([state.rows[old.to(place)], rows.detach()[new.to(place)]]),
+            torch.cat([state.rows[old.to(place, non_blocking=True)], rows[new.to(place, non_blocking=True)]]),
             torch.cat([state.rate[old], torch.tensor(rates)[new]]),
             torch.cat([state.curvature[old], torch.tensor(curvature)[new]]),
             torch.cat([state.client[old], cohort.clients[new]]),

@@ -70,14 +70,14 @@ class Metric:
         members = torch.zeros(n_clients, dtype=torch.bool).index_copy(0, cohort.clients, kept)
         return Mean(replies.mean("gradient", kept.double()), members)
 
-    def gram(self, state: MetricState, rows: FloatArray, on_pairs: FloatArray, cached: Tensor) -> FloatArray:
-        """Return G W^-1 G' from G G' (`rows`: of replies, then of cached rows) and the replies' products with pairs."""
+    def gram(self, state: MetricState, GG: FloatArray, on_pairs: FloatArray, cached: Tensor, absent: Any) -> FloatArray:
+        """Return G W^-1 G' from G G' (of replies, then of absent clients) and the replies' products with the pairs."""
         if not self.memory:
-            return rows
+            return GG
         pairs = torch.cat([state.pairs.s, state.pairs.y])
-        on_pairs = np.concatenate([on_pairs, cross_products(cached, pairs).numpy()]) if len(cached) else on_pairs
-        inverse = qn.compact_inverse(gramian(pairs).numpy(), int(state.pairs.n_pairs))
-        return qn.metric_gramian(rows, on_pairs, inverse)
+        if len(absent):
+            on_pairs = np.concatenate([on_pairs, cross_products(cached, pairs).numpy()[absent]])
+        return qn.metric_gramian(GG, on_pairs, qn.compact_inverse(gramian(pairs).numpy(), int(state.pairs.n_pairs)))
 
     def apply(self, state: MetricState, v: Tensor) -> Tensor:
         """Return W^-1 v."""

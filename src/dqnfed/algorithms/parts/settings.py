@@ -11,7 +11,6 @@ from dqnfed.core.algorithm import LOCAL_WORK, check_choice, check_range, check_u
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem
 
-CACHED_CLIENTS = 50
 CACHE_BYTES = 2**30  # what their gradients may take of the server's memory unless their number is given
 NO_GRADIENT = "on updates of local SGD, which are no gradients; use local='gradient' for it"
 
@@ -110,6 +109,6 @@ class DescentSettings(LocalWork[Any, Any, Any]):
             raise ValueError(f"{type(self).__name__}: `cached_clients` is {asked}, but {rules_out}; set it to 0.")
         if asked is None:
             n_rows = CACHE_BYTES // (problem.n_parameters * problem.theta0.element_size())
-            most = min(CACHED_CLIENTS, max(n_rows - cohort_size, n_rows // 2))  # new rows come before old ones go
+            most = min(50, max(n_rows - cohort_size, n_rows // 2))  # new rows come before old ones go
             asked = 0 if is_sgd or rules_out is not None else most
         return min(asked, n_clients)
