@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from dqnfed.sim.cohort import vectorised
+from dqnfed.sim.feed import Feed
 from torch import Tensor
 
 from dqnfed.algorithms.fednl import FedNL
@@ -25,9 +27,7 @@ from dqnfed.core.screening import Policy
 from dqnfed.data.raw import DataError
 from dqnfed.experiments.convex_problems import ConvexProblem, client_losses, libsvm_rows, solved, synthetic_rows
 from dqnfed.maths.symmetric import n_packed
-from dqnfed.sim.cohort import vectorised
 from dqnfed.sim.engine import fresh_state, play_round
-from dqnfed.sim.feed import Feed
 from dqnfed.sim.state import Evaluation, Setup
 
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dqnfed.sim.automatic import automatic
+from dqnfed.sim.feed import Feed
 from torch import nn
 
 from dqnfed import Evaluation, FedAvg, Federation, Policy, Problem
 from dqnfed.core.run_folder import RunFolder
-from dqnfed.sim.automatic import automatic
 from dqnfed.sim.engine import cohort_size, fresh_state, play_round
-from dqnfed.sim.feed import Feed
 from dqnfed.sim.journal import Journal, described_clients
 from dqnfed.sim.measure import model_columns
 from dqnfed.sim.state import Setup

@@ -3,13 +3,13 @@
 import sys
 
 import torch
+from dqnfed.sim.automatic import automatic
+from dqnfed.sim.cohort import CohortRunner
+from dqnfed.sim.feed import Feed
 from workloads import LEARNING_RATE, WORKLOADS, Pulse, examples, torch_model
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Policy, Problem, looped, threads, vectorised
-from dqnfed.sim.automatic import automatic
-from dqnfed.sim.cohort import CohortRunner
 from dqnfed.sim.engine import fresh_state, play_round
-from dqnfed.sim.feed import Feed
 from dqnfed.sim.state import Setup
 
 

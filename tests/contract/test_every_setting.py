@@ -257,7 +257,7 @@ def changed_values(name: str, field: str) -> list[Any]:
         usual = 0.3 if default == 0 else 2.0 if math.isinf(default) else 1.7 * default
         return [in_range(name, field, [usual, 0.6 * default])]
     annotation = next(str(f.type) for f in fields(REGISTRY[name]) if f.name == field)
-    assert default is None, f"{name}.{field}: no rule changes {default!r}"
+    assert default is None, f"{name}.{field}: no rule changes {default!r}; add a value to `VALUES`"
     return [in_range(name, field, [0.3, 3.0] if "float" in annotation else [2, 1])]
 
 

@@ -111,7 +111,8 @@ def fedcorr_with(inner_name: str, inner: type[AnyAlgorithm]) -> type[LabelCorrec
             f"'{NAME}+{inner_name}': {inner_name} and FedCorr use the same names for different things"
             f"{': ' + ', '.join(sorted(taken)) if taken else ' in their messages'}; rename those of {inner_name}."
         )
-    own = [f for f in fields(inner) if f.init and f.name in hyperparameters(inner)]
+    shared = {f.name: f.default for f in fields(LabelCorrection)}
+    own = [f for f in fields(inner) if f.init and (f.name not in shared or f.default != shared[f.name])]
     facts: dict[str, Any] = {
         "__doc__": f"FedCorr (Xu et al., CVPR 2022) that finishes with {inner_name}.",
         "__module__": __name__,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, Info, check_choice, check_range
+from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import named_tensors
 
@@ -47,12 +48,16 @@ class Policy:
         check_range(self, "min_replies", low=1)
 
 
-def with_policy_bounds(algorithm: A, policy: Policy) -> A:
-    """Return the method with the policy's bounds on what clients report, where the method has such bounds."""
-    has = {f.name for f in fields(algorithm)}
+def prepared_with(algorithm: A, policy: Policy, problem: Problem, n_clients: int, cohort_size: int) -> A:
+    """Return the prepared method with the policy's bounds on what clients report, where they have an effect on it."""
+    prepared = algorithm.prepare(problem, n_clients, cohort_size)
     given = {"rate_bounds": policy.rate_bounds, "drop_share": policy.drop_share}
-    bounds: dict[str, Any] = {name: value for name, value in given.items() if value is not None and name in has}
-    return replace(algorithm, **bounds) if bounds else algorithm
+    bounds: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    has = {f.name for f in fields(algorithm)}
+    if getattr(prepared, "local", None) == "sgd":  # updates of local SGD come without rates
+        has -= set(getattr(prepared, "gradient_settings", ()))
+    bounds = {key: value for key, value in bounds.items() if key in has}
+    return replace(algorithm, **bounds).prepare(problem, n_clients, cohort_size) if bounds else prepared
 
 
 def check_min_replies(policy: Policy, cohort_size: int) -> None:

@@ -25,7 +25,7 @@ from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import write_atomically
 from dqnfed.core.runners import vectorised
-from dqnfed.core.screening import Policy, check_min_replies, with_policy_bounds
+from dqnfed.core.screening import Policy, check_min_replies, prepared_with
 from dqnfed.core.tensors import stack
 from dqnfed.flower.client_memory import NEVER, Receipt, Tag
 from dqnfed.flower.exchange import (
@@ -88,7 +88,7 @@ class Strategy(FlowerStrategy):
         self._cohort_size = cohort_size(participation, n_clients)
         check_min_replies(self._policy, self._cohort_size)  # before clients are waited for
         self._faster = acceleration()
-        self._algorithm = with_policy_bounds(algorithm, self._policy).prepare(problem, n_clients, self._cohort_size)
+        self._algorithm = prepared_with(algorithm, self._policy, problem, n_clients, self._cohort_size)
         self._fingerprint = repr(algorithm.prepare(problem, n_clients, self._cohort_size))  # what clients must run too
         self._out = None if out is None else Path(out)
         self._resume = resume and self._out is not None and (self._out / "checkpoint" / "checkpoint.json").is_file()

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from dqnfed.maths.gramian import combine, gramian
-from dqnfed.maths.solvers import DEAD, BoolArray, FloatArray, at_least_weights, cone_weights, unit_gramian
+from dqnfed.maths.solvers import DEAD, BoolArray, FloatArray, cone_weights, unit_gramian
+from dqnfed.maths.solvers import at_least_weights as at_least_weights  # users import it from here
 
 
 class RateMatch(NamedTuple):

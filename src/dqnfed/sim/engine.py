@@ -26,9 +26,9 @@ from dqnfed.core.screening import (
     Policy,
     Screened,
     check_min_replies,
+    prepared_with,
     screen,
     screened_replies,
-    with_policy_bounds,
 )
 from dqnfed.core.tensors import all_finite, gather, named_parameters, row
 from dqnfed.sim.accelerate import Acceleration, acceleration, acceleration_for
@@ -74,7 +74,7 @@ def run(
     policy = policy or Policy()
     faster = acceleration_for(problem, federation, algorithm, enabled=accelerate)
     problem = faster.problem(problem)
-    prepared = with_policy_bounds(algorithm, policy).prepare(problem, federation.n_clients, size)
+    prepared = prepared_with(algorithm, policy, problem, federation.n_clients, size)
     setup = Setup(
         prepared,
         problem,

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dqnfed.algorithms.parts.messages import DescentUpdate, First, Models, Probe, Trial
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.dqn_fed_literal import DQNFedLiteral
 from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.parts.messages import DescentUpdate, First, Models, Probe, Trial
 from dqnfed.algorithms.server_lbfgs import ServerLBFGS
 from dqnfed.core.algorithm import AnyAlgorithm, Cohort, Status, Theta
 from dqnfed.core.replies import Replies

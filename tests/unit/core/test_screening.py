@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from dqnfed import DQNFed, FedAvg
-from dqnfed.core.algorithm import Info
+from dqnfed.core.algorithm import AnyAlgorithm, Info
+from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
-from dqnfed.core.screening import Policy, screen, screened_replies, with_policy_bounds
+from dqnfed.core.screening import Policy, prepared_with, screen, screened_replies
 
 
 class Update(NamedTuple):
@@ -155,9 +156,16 @@ def test_bad_policies_are_refused(settings: dict[str, object], message: str) -> 
 
 
 def test_the_policys_rate_bounds_replace_the_methods_where_it_has_any() -> None:
-    assert with_policy_bounds(DQNFed(), Policy(rate_bounds=5.0)) == DQNFed(rate_bounds=5.0)
-    assert with_policy_bounds(DQNFed(rate_bounds=7.0), Policy()) == DQNFed(rate_bounds=7.0)
-    assert with_policy_bounds(FedAvg(), Policy(rate_bounds=5.0)) == FedAvg()
+    problem = Problem.from_module(torch.nn.Linear(3, 2))
+
+    def prepared(algorithm: AnyAlgorithm, **bounds: float) -> AnyAlgorithm:
+        return prepared_with(algorithm, Policy(**bounds), problem, 4, 4)  # type: ignore[arg-type]
+
+    assert prepared(DQNFed(), rate_bounds=5.0) == DQNFed(rate_bounds=5.0).prepare(problem, 4, 4)
+    assert prepared(DQNFed(rate_bounds=7.0)) == DQNFed(rate_bounds=7.0).prepare(problem, 4, 4)
+    assert prepared(FedAvg(), rate_bounds=5.0) == FedAvg()
+    local = prepared(DQNFed(epochs=2), rate_bounds=5.0, drop_share=0.3)  # updates of local SGD have no rates to bound
+    assert local == DQNFed(epochs=2, drop_share=0.3).prepare(problem, 4, 4)
 
 
 @pytest.mark.parametrize(
