@@ -237,7 +237,7 @@ class DQNFedOracle:
 
         def age(item: tuple[int, Answer]) -> tuple[int, int]:
             k, answer = item
-            return -answer.round, -((k * 2654435761 + answer.round * 40503) % 2**32)
+            return -answer.round, -(((k + 40503 * answer.round) * 2654435761) % 2**32)
 
         patience = 4 * math.ceil(self.n_clients / len(new))
         absent = [(k, a) for k, a in self.cache.items() if k not in new]

@@ -154,7 +154,8 @@ def new_method(
 ) -> None:
     """Write a new method into a clone of this repository: its file, its test and its line in the registry.
 
-    What it writes works and passes all tests; change it into your method. See "Add a method" in the docs.
+    NAME is lower-case words joined by hyphens. What is written works and passes all tests; change it into your method.
+    See "Add a method" in the docs.
 
     Examples:  dqnfed new-method trimmed-mean  |  dqnfed new-method my-clipping --template two-phase
     """

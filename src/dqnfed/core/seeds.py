@@ -27,4 +27,4 @@ def numpy_seed_for(seed: int, round: int = 0, client: int = 0, purpose: str = ""
 
 def newest_last(clients: NDArray[np.int64], round: NDArray[np.int64] | int) -> NDArray[np.int64]:
     """Return an order by round; within one round a hash decides, so that not always the same clients come first."""
-    return np.argsort(round * 2**32 + (clients * 2654435761 + round * 40503) % 2**32, kind="stable")
+    return np.argsort(round * 2**32 + ((clients + 40503 * round) * 2654435761) % 2**32, kind="stable")

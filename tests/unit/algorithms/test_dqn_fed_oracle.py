@@ -17,7 +17,7 @@ from dqnfed.core.algorithm import Cohort, ServerStep, Status
 from tests.helpers.bowls import federation_of
 from tests.helpers.dqn_fed_oracle import FloatArray, OracleRun, Settings, ValueAndGradient, oracle_run
 
-CACHED = "absentees"  # DQN-Fed's name of the oracle's `cached_clients`
+CACHED = "cached_clients"
 RIDGE = 0.01  # of the softmax regression
 DEFAULTS = Settings()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import torch
 
-from dqnfed.core.seeds import numpy_seed_for, seed_for, seed_number
+from dqnfed.core.seeds import newest_last, numpy_seed_for, seed_for, seed_number
 
 
 def test_no_two_places_share_a_number() -> None:
@@ -38,3 +39,10 @@ def test_torch_and_numpy_accept_every_number() -> None:
         assert 0 <= seed_number(seed) < 2**63
         assert 0 <= float(torch.rand((), generator=seed_for(seed))) < 1
         assert 0 <= numpy_seed_for(seed).random() < 1
+
+
+def test_newest_last_is_by_round_and_favours_nobody_within_one() -> None:
+    clients = np.arange(20)
+    assert newest_last(np.array([7, 3, 5]), np.array([3, 1, 2])).tolist() == [1, 2, 0]
+    last = {int(newest_last(clients, round)[-1]) for round in range(200)}
+    assert last == set(range(20))
