@@ -18,17 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from dqnfed.sim.cohort import vectorised
-from dqnfed.sim.feed import Feed
 from torch import Tensor
 
 from dqnfed.algorithms.fednl import FedNL
-from dqnfed.core.screening import Policy
 from dqnfed.data.raw import DataError
 from dqnfed.experiments.convex_problems import ConvexProblem, client_losses, libsvm_rows, solved, synthetic_rows
 from dqnfed.maths.symmetric import n_packed
-from dqnfed.sim.engine import fresh_state, play_round
-from dqnfed.sim.state import Evaluation, Setup
+from dqnfed.sim.engine import fresh_state, run_round, set_up
+from dqnfed.sim.state import Evaluation
 
 
 def main() -> None:
@@ -64,23 +61,12 @@ def main() -> None:
 def played(convex: ConvexProblem, algorithm: FedNL, rounds: int) -> tuple[float, float]:
     """Return the CPU seconds that the engine takes for the rounds, and the gap that is left."""
     problem, federation = convex.problem, convex.federation
-    prepared = algorithm.prepare(problem, federation.n_clients, federation.n_clients)
-    setup = Setup(
-        prepared,
-        problem,
-        federation,
-        rounds + 1,
-        federation.n_clients,
-        0,
-        vectorised(),
-        Evaluation(every=rounds + 2, participants=False),
-        Policy(),
-        Feed(federation, problem, prepared, 0),
-    )
+    off = Evaluation(every=rounds + 2, participants=False)
+    setup, _ = set_up(algorithm, problem, federation, rounds=rounds + 1, evaluation=off)
     state = fresh_state(setup)
     started = time.process_time()
     for _ in range(rounds):
-        play_round(setup, state)
+        run_round(setup, state)
     taken = time.process_time() - started
     return taken, float(client_losses(problem, federation, state.server.theta).mean()) - convex.best_loss
 

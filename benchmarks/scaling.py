@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dqnfed.sim.automatic import automatic
-from dqnfed.sim.feed import Feed
 from torch import nn
 
-from dqnfed import Evaluation, FedAvg, Federation, Policy, Problem
+from dqnfed import Evaluation, FedAvg, Federation, Problem
 from dqnfed.core.run_folder import RunFolder
-from dqnfed.sim.engine import cohort_size, fresh_state, play_round
+from dqnfed.sim.accelerate import automatic
+from dqnfed.sim.engine import fresh_state, run_round, set_up
 from dqnfed.sim.journal import Journal, described_clients
 from dqnfed.sim.measure import model_columns
 from dqnfed.sim.state import Setup
@@ -62,10 +61,10 @@ def federation(n_clients: int, n_examples: int, n_inputs: int = N_INPUTS, n_clas
 
 def prepared(problem: Problem, clients: Federation, share: float, evaluation: Evaluation) -> Setup:
     """Return FedAvg's rounds with one full-batch step."""
-    size = cohort_size(share, clients.n_clients)
-    algorithm = FedAvg().prepare(problem, clients.n_clients, size)
-    feed, runner = Feed(clients, problem, algorithm, 0), automatic(algorithm, problem, clients)
-    return Setup(algorithm, problem, clients, 10**9, size, 0, runner, evaluation, Policy(), feed)
+    algorithm = FedAvg()
+    runner = automatic(algorithm, problem, clients)
+    given = {"rounds": 10**9, "participation": share}
+    return set_up(algorithm, problem, clients, cohort=runner, evaluation=evaluation, **given)[0]
 
 
 def shortest(setup: Setup, rounds: int, clock: Callable[[], float], folder: Path | None = None) -> float:
@@ -76,7 +75,7 @@ def shortest(setup: Setup, rounds: int, clock: Callable[[], float], folder: Path
         journal.open({}, described_clients(setup), setup.problem)
         for _ in range(rounds + 1):
             began = clock()
-            journal.add(*play_round(setup, state))
+            journal.add(*run_round(setup, state))
             times.append(clock() - began)
     return min(times[1:])
 
@@ -122,7 +121,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter
-    found = {"overhead": overheads(clock), "curves": {}}
+    found: dict[str, Any] = {"overhead": overheads(clock), "curves": {}}
     out = sys.stdout.write
     for name, seconds in found["overhead"].items():
         out(f"engine alone, {name}: {1e3 * seconds:.2f} ms\n")

@@ -11,17 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from dqnfed.maths.directions import at_least_step, at_least_weights, rate_matching_step
-from dqnfed.maths.quasi_newton import (
-    Pairs,
-    compact_inverse,
-    memory_products,
-    metric_combination,
-    metric_gramian,
-)
+from dqnfed.core.replies import Replies
+from dqnfed.maths.directions import at_least_weights, rate_matching_weights
+from dqnfed.maths.gramian import gramian
+from dqnfed.maths.quasi_newton import Pairs, compact_inverse, lbfgs_inverse_product, metric_gramian
+from dqnfed.sim.accelerate import acceleration
 
 SQUARE = 3000  # side of the matrices whose product gives the machine's GEMM rate
 
@@ -45,12 +43,27 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def metric_step(G: torch.Tensor, d: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+class Gradients(NamedTuple):
+    gradient: torch.Tensor  # [K, n]
+
+
+def exact_step(replies: Replies[Gradients], d: torch.Tensor) -> torch.Tensor:
+    """Return the step that gives every client its rate."""
+    return replies.combine("gradient", rate_matching_weights(replies.gram("gradient"), d.numpy()))
+
+
+def at_least_step(replies: Replies[Gradients], d: torch.Tensor) -> torch.Tensor:
+    """Return the step that gives every client its rate or more."""
+    return replies.combine("gradient", at_least_weights(replies.gram("gradient"), d.numpy()).weights)
+
+
+def metric_step(replies: Replies[Gradients], d: torch.Tensor, pairs: Pairs) -> torch.Tensor:
     """Return the "at least" step in the metric of the server's limited memory."""
-    GG, GP, PP = memory_products(G, pairs)
-    inverse = compact_inverse(PP, int(pairs.n_pairs))
-    weights = at_least_weights(metric_gramian(GG, GP, inverse), d.numpy()).weights
-    return metric_combination(weights, G, GP.T @ weights, pairs, inverse)
+    K, rows = len(replies), torch.cat([pairs.s, pairs.y])
+    products = replies.gram("gradient", rows)
+    inverse = compact_inverse(gramian(rows).numpy(), int(pairs.n_pairs))
+    weights = at_least_weights(metric_gramian(products[:, :K], products[:, K:], inverse), d.numpy()).weights
+    return lbfgs_inverse_product(pairs, replies.combine("gradient", weights))
 
 
 def main() -> None:
@@ -72,15 +85,16 @@ def main() -> None:
     moves = torch.empty(m, n).normal_(generator=generator)
     curvatures = torch.rand(n, generator=generator) + 0.5
     pairs = Pairs(moves, moves * curvatures, torch.tensor(m))
+    replies = acceleration().replies(Gradients(G))
     ones, square = torch.ones(K), torch.randn(SQUARE, SQUARE, generator=generator)
 
     clock = time.process_time if options.cpu_time else time.perf_counter
     references: dict[str, Callable[[], object]] = {"read": lambda: ones @ G, "multiply": lambda: square @ square}
     with_pairs = f"at least, {m} pairs"
     steps: dict[str, Callable[[], object]] = {
-        "exactly": lambda: rate_matching_step(G, d),
-        "at least": lambda: at_least_step(G, d, ridge=1e-6),
-        with_pairs: lambda: metric_step(G, d, pairs),
+        "exactly": lambda: exact_step(replies, d),
+        "at least": lambda: at_least_step(replies, d),
+        with_pairs: lambda: metric_step(replies, d, pairs),
     }
     shortest_times(references, 1, clock)  # warm up
     before = peak_bytes()

@@ -3,14 +3,12 @@
 import sys
 
 import torch
-from dqnfed.sim.automatic import automatic
-from dqnfed.sim.cohort import CohortRunner
-from dqnfed.sim.feed import Feed
 from workloads import LEARNING_RATE, WORKLOADS, Pulse, examples, torch_model
 
-from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Policy, Problem, looped, threads, vectorised
-from dqnfed.sim.engine import fresh_state, play_round
-from dqnfed.sim.state import Setup
+from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Problem, looped, threads, vectorised
+from dqnfed.core.runners import CohortRunner
+from dqnfed.sim.accelerate import automatic, ray_cluster
+from dqnfed.sim.engine import fresh_state, run_round, set_up
 
 
 def chosen(words: list[str], algorithm: FedAvg | DQNFed, problem: Problem, federation: Federation) -> CohortRunner:
@@ -23,9 +21,7 @@ def chosen(words: list[str], algorithm: FedAvg | DQNFed, problem: Problem, feder
         case ["vectorised"]:
             return vectorised()
         case ["ray", workers]:
-            from dqnfed.sim.ray_cluster import over_cluster
-
-            return over_cluster(federation, workers=int(workers))
+            return ray_cluster(federation, workers=int(workers))
         case _:
             return automatic(algorithm, problem, federation)
 
@@ -40,21 +36,17 @@ def main(name: str, method: str = "fedavg", *words: str) -> None:
     algorithm: FedAvg | DQNFed = DQNFed()
     if method == "fedavg":
         algorithm = FedAvg(lr=LEARNING_RATE, batch_size=workload.batch_size)
-    algorithm = algorithm.prepare(problem, workload.n_clients, workload.cohort)
-    setup = Setup(
+    setup, _ = set_up(
         algorithm,
         problem,
         federation,
-        10**9,
-        workload.cohort,
-        0,
-        chosen(list(words), algorithm, problem, federation),
-        Evaluation(every=10**9, participants=False),
-        Policy(),
-        Feed(federation, problem, algorithm, 0),
+        rounds=10**9,
+        participation=workload.cohort / workload.n_clients,
+        cohort=chosen(list(words), algorithm, problem, federation),
+        evaluation=Evaluation(every=10**9, participants=False),
     )
     state = fresh_state(setup)
-    pulse.serve(lambda round: play_round(setup, state))
+    pulse.serve(lambda round: run_round(setup, state))
 
 
 main(*sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import nan, sqrt
 
 import numpy as np
 import torch
@@ -74,21 +73,6 @@ def norm_of(v: Tensor) -> float:
 def bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
     """Return [A B; B' C]."""
     return np.block([[A, B], [B.T, C]])
-
-
-def combination_norm(weights: FloatArray, slopes: FloatArray, squares: FloatArray) -> float:
-    """Return the length of weights @ G from slopes = G G' weights and the rows' squares; NaN where they cannot tell.
-
-    The square is weights' slopes. Products of single precision make it wrong by about 1e-7 of the square that the rows
-    would have if all pointed one way; where it is a ten-thousandth of that or more, its root is good to three digits,
-    as good as the slopes that it is compared with. Rows that cancel further have to be added up and measured, and so
-    have those with a weight that single precision may not hold.
-    """
-    square = float(weights @ slopes)
-    aligned = float(np.abs(weights) @ np.sqrt(squares))
-    if not square >= 1e-4 * aligned * aligned or np.abs(weights).max(initial=0.0) > 1e18:
-        return nan
-    return sqrt(square)
 
 
 def squared_norms(G: Tensor, *, block: int = 8 * BLOCK) -> Tensor:

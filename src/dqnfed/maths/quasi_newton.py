@@ -12,8 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.maths.gramian import combine, gramian
-
 FloatArray = NDArray[np.float64]
 
 
@@ -30,14 +28,6 @@ class CompactInverse(NamedTuple):
 
     scale: float
     middle: FloatArray  # [2m, 2m], symmetric
-
-
-class MemoryProducts(NamedTuple):
-    """What one pass over the rows G and a memory's rows P = [S; Y] gives, in float64 on the host."""
-
-    GG: FloatArray  # [K, K]
-    GP: FloatArray  # [K, 2m]
-    PP: FloatArray  # [2m, 2m]
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -152,18 +142,6 @@ def lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
     return scale(pairs) * dot(g, g) + total
 
 
-def host_lbfgs_rate(pairs: Pairs, g: Tensor) -> Tensor:
-    """Return what `lbfgs_rate` does, for one memory outside vmap: asking the host saves half of the passes over it."""
-    total, rest = 0.0, g.clone()
-    for s, y in zip(reversed(pairs.s.unbind()), reversed(pairs.y.unbind()), strict=True):
-        sy = float(s @ y)
-        if sy > 0.0:
-            a = float(s @ rest) / sy
-            rest.add_(y, alpha=-a)
-            total += sy * a * a
-    return scale(pairs) * (rest @ rest) + total
-
-
 class OnePairRate(NamedTuple):
     """What a client that remembers one pair asks for, and what it remembers of the pair."""
 
@@ -256,14 +234,6 @@ def cauchy_rate(g: Tensor, g_probe: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(gg > 0, gg / c, torch.zeros_like(gg)), c
 
 
-def memory_products(G: Tensor, pairs: Pairs) -> MemoryProducts:
-    """Return the products of the rows G with each other and with the pairs, in float64."""
-    K, m = len(G), len(pairs.s)
-    of_rows, of_s = gramian(G, (pairs.s, pairs.y)).numpy(), gramian(pairs.s, pairs.y).numpy()
-    PP = np.block([[of_s], [of_s[:, m:].T, gramian(pairs.y).numpy()]])
-    return MemoryProducts(of_rows[:, :K], of_rows[:, K:], PP)
-
-
 def compact_inverse(PP: FloatArray, n_pairs: int) -> CompactInverse:
     """Return the limited-memory inverse BFGS matrix in compact form (Byrd, Nocedal & Schnabel 1994, Thm 2.2).
 
@@ -285,27 +255,11 @@ def compact_inverse(PP: FloatArray, n_pairs: int) -> CompactInverse:
 
 
 def metric_gramian(GG: FloatArray, GP: FloatArray, inverse: CompactInverse) -> FloatArray:
-    """Return M = G W^-1 G' from the products of `memory_products`: the Gramian of the rows in the metric W."""
+    """Return M = G W^-1 G' from G G' and G [S; Y]': the Gramian of the rows in the metric W."""
     if not GP.size:  # without a memory the metric is the identity
         return GG
     M = inverse.scale * GG + GP @ inverse.middle @ GP.T
     return np.asarray((M + M.T) / 2.0)
-
-
-def metric_combination(
-    weights: FloatArray, G: Tensor, on_pairs: FloatArray, pairs: Pairs, inverse: CompactInverse
-) -> Tensor:
-    """Return u = W^-1 G'z for weights z [K], in the precision of G, from one pass over G and the memory.
-
-    `on_pairs` [2m] are the products of the pairs with G'z; rows that are not in G may have a part in them, of which the
-    caller adds `inverse.scale` z_k times row k.
-    """
-    step = combine(torch.from_numpy(inverse.scale * weights), G)
-    m = pairs.s.shape[0]
-    if m:
-        on_memory = torch.from_numpy(inverse.middle @ on_pairs).to(step)
-        step.addmv_(pairs.s.T, on_memory[:m]).addmv_(pairs.y.T, on_memory[m:])
-    return step
 
 
 def _kept(keep: Tensor, v: Tensor) -> Tensor:

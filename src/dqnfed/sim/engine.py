@@ -70,6 +70,44 @@ def run(
     A run is a function of its arguments: the same call gives the same bits, and a killed run that is resumed ends
     with the bits of one that was not. Ctrl-C finishes the round, saves and returns; a second one stops at once.
     """
+    setup, faster = set_up(
+        algorithm,
+        problem,
+        federation,
+        rounds=rounds,
+        participation=participation,
+        seed=seed,
+        cohort=cohort,
+        evaluation=evaluation,
+        policy=policy,
+        accelerate=accelerate,
+    )
+    settings = dict(config) if config is not None else plain_config(setup, participation)
+    return run_loop(
+        setup,
+        settings,
+        out=out,
+        checkpoint_seconds=checkpoint_seconds,
+        observers=observers,
+        resume=resume,
+        faster=faster,
+    )
+
+
+def set_up(
+    algorithm: AnyAlgorithm,
+    problem: Problem,
+    federation: Federation,
+    *,
+    rounds: int,
+    participation: float = 1.0,
+    seed: int = 0,
+    cohort: CohortRunner | None = None,
+    evaluation: Evaluation | None = None,
+    policy: Policy | None = None,
+    accelerate: bool | None = None,
+) -> tuple[Setup, Acceleration]:
+    """Return what stays the same during a run, and the forms in which it computes."""
     size = cohort_size(participation, federation.n_clients)
     policy = policy or Policy()
     faster = acceleration_for(problem, federation, algorithm, enabled=accelerate)
@@ -88,16 +126,7 @@ def run(
         TaskBuilder(federation, problem, prepared, seed),
         replies=faster.replies,
     )
-    settings = dict(config) if config is not None else plain_config(setup, participation)
-    return run_loop(
-        setup,
-        settings,
-        out=out,
-        checkpoint_seconds=checkpoint_seconds,
-        observers=observers,
-        resume=resume,
-        faster=faster,
-    )
+    return setup, faster
 
 
 def run_loop(
