@@ -14,6 +14,7 @@ from torch.func import vmap
 from dqnfed.accel import Accelerated
 from dqnfed.accel.kernels import FastKernels, forward_together
 from dqnfed.algorithms import REGISTRY
+from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Examples, Federation
 from dqnfed.core.kernels import PLAIN, Kernels
@@ -22,6 +23,7 @@ from dqnfed.core.runners import CohortRunner, looped, vectorised
 from dqnfed.sim.accelerate import graphed, threads
 from dqnfed.sim.clients import evaluate, evaluate_personal
 from dqnfed.sim.engine import run
+from dqnfed.sim.state import Evaluation
 from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.bowls import Case, labelled_clients, network_bowl, normal, softmax_bowl
 
@@ -88,6 +90,28 @@ def test_every_method_has_the_same_results_in_its_plain_form(name: str) -> None:
     expected = trained(algorithm, case, accelerate=False)
     for runner in ("vectorised", "threads", "emulated graphs"):
         assert_same(trained(algorithm, case, cohort=RUNNERS[runner]()), expected, TOLERANCES.get(name, 1e-10))
+
+
+@pytest.mark.parametrize("runner", ["vectorised", "emulated graphs", pytest.param("threads", marks=pytest.mark.slow)])
+def test_dqn_fed_is_the_same_after_sixty_rounds_with_its_cache_overflowing(runner: str) -> None:
+    """Three of twelve clients a round, room for five: roundings do not grow, and the cache drops the same clients."""
+    clients = labelled_clients(12, 4)
+    case = Case(network_bowl().problem, Federation.from_clients(clients))
+    found, expected = (
+        run(
+            DQNFed(cached_clients=5),
+            case.problem,
+            case.federation,
+            rounds=60,
+            participation=0.25,
+            evaluation=Evaluation(every=60, participants=False),
+            accelerate=accelerate,
+            cohort=cohort,
+        )
+        for accelerate, cohort in ((True, RUNNERS[runner]()), (False, None))
+    )
+    assert [r["status"] for r in found.history] == [r["status"] for r in expected.history]
+    assert float((found.theta - expected.theta).norm()) <= 1e-9 * float(expected.theta.norm())
 
 
 @pytest.mark.parametrize("bowl", [softmax_bowl, network_bowl, convolved_bowl])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from dqnfed import FedAvg, run
+from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim.accelerate import Plain, acceleration
 from tests.helpers.bowls import network_bowl
 from tests.helpers.repository import ROOT, SOURCE
@@ -63,6 +64,23 @@ def test_a_run_without_the_package_has_the_same_results(without: Path) -> None:
     assert all("dqnfed.accel, which is not installed" in refusal for refusal in found["refusals"])
     assert found["same"]
     assert found["loaded"] == []
+
+
+def test_the_command_line_without_the_package_writes_the_same_metrics(without: Path, tmp_path: Path) -> None:
+    """`dqnfed run digits`, in double precision: every number of every round."""
+    command = [sys.executable, "-m", "dqnfed", "run", "digits", "--rounds", "20", "--set", "run.dtype=float64"]
+    for name, package in (("without", without), ("with", SOURCE.parent)):
+        environment = {**os.environ, "PYTHONPATH": str(package)}
+        subprocess.run(
+            [*command, "--out", str(tmp_path / name)], capture_output=True, check=True, env=environment, cwd=tmp_path
+        )
+    found, expected = (RunFolder(tmp_path / name).metrics() for name in ("without", "with"))
+    assert len(found) == len(expected) == 21
+    for mine, other in zip(found, expected, strict=True):
+        for key in ("clients", "status", "bytes_up", "passes"):
+            assert mine.get(key) == other.get(key)
+        for key in ("rho", "loss_before", "loss_after", "train_loss", "accuracy"):
+            assert mine[key] == (None if other[key] is None else pytest.approx(other[key], rel=1e-9))
 
 
 def test_one_module_alone_names_the_package() -> None:

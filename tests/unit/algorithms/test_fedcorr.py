@@ -337,6 +337,21 @@ def test_mixing_is_a_function_of_the_seed() -> None:
     assert not torch.equal(first, other)
 
 
+def test_mixing_copies_of_one_example_is_plain_sgd() -> None:
+    """The mixed inputs are the example itself, and the shares of both losses sum to one."""
+    case = network_bowl()
+    one = case.federation.train.inputs[:1].expand(8, *case.federation.train.inputs.shape[1:])
+    task = task_of((one, case.federation.train.targets[:1].expand(8)), case.problem)
+    task = task._replace(batches=torch.zeros(3, 0, dtype=torch.long))
+    settings: dict[str, Any] = {"pull": 0.0, "momentum": 0.5, "weight_decay": 0.0, "seed": 1}
+    mixed, plain = (
+        mixed_sgd(case.problem, task, task.targets, case.problem.theta0, mixup=mixup, **settings)
+        for mixup in (1.0, 0.0)
+    )
+    torch.testing.assert_close(mixed, plain)
+    assert not torch.equal(plain, case.problem.theta0)
+
+
 def test_a_client_that_diverges_changes_nothing_and_has_no_score() -> None:
     blobs = noisy_blobs(4, 12)
     inputs = blobs.federation.train.inputs.clone()

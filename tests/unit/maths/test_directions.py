@@ -397,3 +397,10 @@ def test_mean_step_is_the_weighted_average() -> None:
     torch.testing.assert_close(mean_step(GOLDEN, counts), expected)
     with pytest.raises(ValueError, match="positive sum"):
         mean_step(GOLDEN, torch.zeros(3))
+
+
+@pytest.mark.parametrize(("stretch", "n_dropped"), [(1.6, 1), (1.8, 0), (2.9, 0)])
+def test_a_stretch_is_one_of_lengths(stretch: float, n_dropped: int) -> None:
+    """For the unit rows of three axes the step is d itself: sqrt(6) long with the last row, sqrt(2) without it."""
+    kept = drop_outlier_rows(np.eye(3), np.array([1.0, 1.0, 2.0]), ridge=0.0, max_share=1 / 3, stretch=stretch)
+    assert kept.tolist() == [True, True, n_dropped == 0]

@@ -130,3 +130,13 @@ def test_rho_counts_clients_that_did_not_lose() -> None:
     assert improved_share(torch.tensor([math.inf, 1.0]), torch.tensor([5.0, math.inf])) == 0.5
     with pytest.raises(ValueError, match="2 and 1"):
         improved_share([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(("K", "n_tenth", "n_twentieth"), [(5, 1, 1), (15, 1, 1), (29, 2, 1), (40, 4, 2)])
+def test_tails_of_the_summary_are_rounded_down_to_one_client_at_least(K: int, n_tenth: int, n_twentieth: int) -> None:
+    values = np.arange(K, dtype=np.float64) ** 2
+    found = fairness_summary(np.roll(values, 3))
+    assert found["worst10"] == pytest.approx(values[:n_tenth].mean())
+    assert found["worst5"] == pytest.approx(values[:n_twentieth].mean())
+    assert found["best10"] == pytest.approx(values[K - n_tenth :].mean())
+    assert found["best5"] == pytest.approx(values[K - n_twentieth :].mean())

@@ -389,3 +389,12 @@ def test_one_pair_rates_vectorise() -> None:
         alone = one_pair_rate(s[k], y[k], g[k], gam[k])
         torch.testing.assert_close(together.rate[k], alone.rate, equal_nan=True)
         torch.testing.assert_close(together.scale[k], alone.scale)
+
+
+@pytest.mark.parametrize(("min_curvature", "n_pairs"), [(0.0, 1), (0.59, 1), (0.61, 0)])
+def test_a_pair_is_kept_from_the_curvature_asked_for_on(min_curvature: float, n_pairs: int) -> None:
+    """s'y = 0.6 ||s|| ||y||."""
+    s, y = torch.tensor([2.0, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.4], dtype=torch.float64)
+    pushed = push_pair(empty_pairs(3, 2, torch.float64), s, y, min_curvature=min_curvature)
+    assert int(pushed.n_pairs) == n_pairs
+    assert bool((pushed.s[-1] == s).all()) is bool(n_pairs)

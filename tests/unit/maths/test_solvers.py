@@ -15,6 +15,7 @@ from dqnfed.maths.solvers import (
     factor,
     min_norm_box_weights,
     min_norm_weights,
+    serving_weights,
     simplex_projection,
     unit_gramian,
 )
@@ -362,3 +363,12 @@ def bisected_projection(y: FloatArray, lower: FloatArray, upper: FloatArray) -> 
         middle = (low + high) / 2
         low, high = (middle, high) if np.clip(y - middle, lower, upper).sum() > 1.0 else (low, middle)
     return np.asarray(np.clip(y - (low + high) / 2, lower, upper))
+
+
+def test_rows_that_are_left_out_stay_out_where_no_step_serves_everybody() -> None:
+    """The last row opposes the first, so that the step is for the first three alone, without the one left out."""
+    G = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]])
+    d = np.array([0.5, 7.0, 2.0, 1.0])
+    weights, chosen = serving_weights(G @ G.T, d, np.array([True, False, True, True]), 3, ridge=0.0)
+    assert chosen.tolist() == [True, False, True, False]
+    np.testing.assert_allclose(weights @ G, [0.5, 0.0, 2.0])

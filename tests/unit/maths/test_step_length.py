@@ -148,6 +148,13 @@ def test_an_accepted_step_satisfies_armijo_for_everybody(seed: int) -> None:
     assert alpha == 1.0 or not armijo_holds(losses, trial(2 * alpha), slopes, 2 * alpha)  # the first that passes
 
 
+@pytest.mark.parametrize(("trial", "holds"), [(1.69, True), (1.71, False), (2.0, False), (2.29, False)])
+def test_armijo_asks_for_a_share_of_the_first_order_decrease(trial: float, holds: bool) -> None:
+    """A loss of 2 with slope 4 must fall below 2 - 0.15 * 0.5 * 4 = 1.7, and one client that stays above it decides."""
+    losses, slopes, fallen = np.array([5.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, trial])
+    assert armijo_holds(losses, fallen, slopes, 0.5, sufficient=0.15) is holds
+
+
 def test_a_search_that_finds_nothing_stays_and_looks_forty_times_at_most() -> None:
     tried: list[float] = []
 
