@@ -1,11 +1,13 @@
 """Does a test notice? Breaks the sources on purpose, one small change at a time, and runs the tests that touch it.
 
-python benchmarks/mutants.py map                        # once: which tests touch which line (runs the tests, minutes)
+python benchmarks/mutants.py map                        # which tests touch which line: runs the tests, many minutes
 python benchmarks/mutants.py list --drawn 20            # show the changes and run nothing
 python benchmarks/mutants.py judge --drawn 40 --seed 1  # the planted bugs of mutants.toml, and 40 drawn ones
 python benchmarks/mutants.py judge --only ID            # one of them, also if it was judged before
-python benchmarks/mutants.py map --add tests/unit/maths/test_gramian.py    # a test file that is new or changed
-python benchmarks/mutants.py judge --drawn 40 --seed 1 --again             # judge the survivors once more
+python benchmarks/mutants.py judge --drawn 40 --seed 1 --again    # those that no test noticed once more
+
+The map is made one folder of tests after the other. Called again, it goes on where it was stopped, and runs the test
+files again that have changed or that touch a source that has; --anew runs all.
 
 A planted bug has an id, a file below src/dqnfed, the old text (which occurs once, or once in the function `near`), the
 new text and a note of what breaks. Drawn changes swap operators, change numbers, negate what is returned or drop an
@@ -33,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # for `benchmarks`: a script finds only what is b
 from benchmarks.mutation.changes import Mutant, drawn, planted  # noqa: E402
 from benchmarks.mutation.copies import digest, package_sources, write_whole  # noqa: E402
 from benchmarks.mutation.judge import line_of, results_of, summary_of  # noqa: E402
-from benchmarks.mutation.line_map import LineMap, made_map, merged_map  # noqa: E402
+from benchmarks.mutation.line_map import LineMap, extended, files_of  # noqa: E402
 
 PLANTED = ROOT / "benchmarks" / "mutants.toml"
 FOLDER = ROOT / ".mutants"
@@ -53,7 +55,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of tests a mutant; 120")
     parser.add_argument("--workers", type=int, default=2, help="processes; 2")
     parser.add_argument("--tests", nargs="+", default=list(TESTS), help=f"for `map`; {' '.join(TESTS)}")
-    parser.add_argument("--add", nargs="+", metavar="TESTS", help="for `map`: run these alone and keep the rest")
+    parser.add_argument("--anew", action="store_true", help="for `map`: run all tests, the unchanged ones too")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where map and results are kept; .mutants")
     return parser.parse_args()
 
@@ -75,13 +77,15 @@ def chosen_mutants(options: argparse.Namespace) -> list[Mutant]:
 
 
 def make_map(options: argparse.Namespace) -> None:
-    """Run the tests and write down which of them touch which line."""
+    """Run the tests that the map does not hold yet, and write down which of them touch which line."""
     path = options.folder / "map.json"
-    old = LineMap.load(path) if options.add else None
-    found = made_map(options.add or options.tests, options.workers)
-    if old is not None:
-        found = merged_map(old, found)
-    found.save(path)
+    found = old = LineMap({}, [], {}, {}, {}) if options.anew or not path.is_file() else LineMap.load(path)
+    try:
+        for found in extended(old, options.tests, options.workers):
+            found.save(path)
+    except KeyboardInterrupt:
+        out("\nstopped; the same command goes on with the tests that are not in the map yet\n")
+        raise SystemExit(130) from None
     out(f"{len(found.seconds)} tests touch {sum(map(len, found.lines.values()))} lines; the map is {path}\n")
     if found.failed:
         out("these failed and are left out:\n" + "".join(f"  {test}\n" for test in found.failed))
@@ -100,7 +104,10 @@ def judge(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[dict[s
     sources = package_sources()
     stale = sorted({m.file for m in mutants if found.sources.get(m.file) != digest(sources[m.file])})
     if stale:
-        raise SystemExit(f"{', '.join(stale)} changed since the map was made; make it anew: benchmarks/mutants.py map")
+        raise SystemExit(f"{', '.join(stale)} changed since the map was made; renew it: benchmarks/mutants.py map")
+    missing = [file for file, text in files_of(options.tests).items() if found.files.get(file) != text]
+    if missing:
+        out(f"not in the map, and not run: {', '.join(missing)}; `map` adds them\n")
     path = options.folder / "results.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     open_results = ("error", "survived", "untouched") if options.again else ("error",)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.mutation.changes import Mutant
 from benchmarks.mutation.copies import ROOT, copied_package, environment, replace_module
-from benchmarks.mutation.line_map import LineMap
+from benchmarks.mutation.line_map import PLUGIN, LineMap, file_of
 
 HANG_SECONDS, HANG_FACTOR = 60.0, 20.0  # a test hangs beyond the first, plus so many times its recorded duration
 COLLECT_SECONDS = 300.0  # longer than any import on a busy machine
@@ -88,7 +88,7 @@ class Runner:
         own = f"test_{Path(file).stem}"
 
         def is_own(test: str) -> bool:
-            stem = Path(test.partition("::")[0]).stem
+            stem = Path(file_of(test)).stem
             return stem == own or stem.startswith(f"{own}_")
 
         seconds = self._map.seconds
@@ -113,17 +113,15 @@ class Runner:
     def _by_file(self, tests: Sequence[str]) -> list[str]:
         total: dict[str, float] = defaultdict(float)
         for test in tests:
-            total[test.partition("::")[0]] += self._map.seconds[test]
-        return sorted(
-            tests, key=lambda test: (total[test.partition("::")[0]], test.partition("::")[0], tests.index(test))
-        )
+            total[file_of(test)] += self._map.seconds[test]
+        return sorted(tests, key=lambda test: (total[file_of(test)], file_of(test), tests.index(test)))
 
     def _run(self, tests: Sequence[str], budget: float, scratch: Path) -> Outcome:
         progress, chosen, log = (scratch / name for name in ("progress", "chosen.json", "log"))
         progress.write_text("")
         chosen.write_text(json.dumps({"tests": tests, "progress": str(progress), "seconds": budget}))
-        files = sorted({test.partition("::")[0] for test in tests})
-        options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "benchmarks.mutation.plugin"]
+        files = sorted({file_of(test) for test in tests})
+        options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", PLUGIN]
         command = [sys.executable, "-m", "pytest", *options, *files]
         with log.open("wb") as out:
             process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import resource
@@ -47,7 +48,10 @@ class Recorder:
         self._failed: set[str] = set()
         self._users: dict[str, list[str]] = defaultdict(list)
         self._test = ""
-        include = [str((folder / "src" / "dqnfed" / room).resolve() / "*") for room in ROOMS]
+        package = importlib.util.find_spec("dqnfed")
+        assert package is not None
+        assert package.origin is not None
+        include = [str(Path(package.origin).resolve().parent / room / "*") for room in ROOMS]
         self._coverage = Coverage(data_file=str(folder / f"lines.{worker}"), config_file=False, include=include)
         self._coverage.set_option("run:core", "ctrace")  # the only fast one that tells tests apart
         self._coverage.set_option("run:disable_warnings", ["no-data-collected", "module-not-imported", "trace-changed"])

@@ -9,7 +9,7 @@ from benchmarks.mutants import PLANTED
 from benchmarks.mutation.changes import Changes, Mutant, Signatures, drawn, planted
 from benchmarks.mutation.copies import package_sources
 from benchmarks.mutation.judge import Runner
-from benchmarks.mutation.line_map import LineMap, lines_around, merged_map
+from benchmarks.mutation.line_map import LineMap, files_of, joined, lines_around, without_stale
 
 EXAMPLE = '''\
 """Words 1 + 1."""
@@ -153,23 +153,45 @@ def test_own_tests_come_first_then_quick_ones_within_the_budget() -> None:
         "tests/b/test_run.py::medium": 3.0,
         "tests/c/test_all.py::slow": 100.0,
     }
-    runner = Runner(LineMap(seconds, [], {}, {}), budget=20.0)
+    runner = Runner(LineMap(seconds, [], {}, {}, {}), budget=20.0)
     own, others = runner.chosen("maths/gini.py", seconds)
     assert own == ["tests/a/test_gini.py::quick", "tests/a/test_gini.py::slow"]
     assert others == ["tests/c/test_all.py::medium", "tests/b/test_run.py::quick", "tests/b/test_run.py::medium"]
 
 
-def test_a_map_comes_back_from_its_file_and_takes_new_tests(tmp_path: Path) -> None:
-    lines = {"maths/example.py": {20: frozenset({"a.py::1", "b.py::1"}), 24: frozenset({"a.py::1"})}}
-    made = LineMap({"a.py::1": 1.0, "b.py::1": 2.0}, ["b.py::2"], {"maths/example.py": "0"}, lines)
-    made.save(tmp_path / "map.json")
-    old = LineMap.load(tmp_path / "map.json")
-    assert old == made
-    mutant = Mutant("x", "maths/example.py", 20, 20, "", "", "", "")
-    assert old.touching(mutant, EXAMPLE) == {"a.py::1", "b.py::1"}
-    now = LineMap({"b.py::2": 3.0}, [], old.sources, {"maths/example.py": {20: frozenset({"b.py::2"})}})
-    both = merged_map(old, now)
-    assert both.touching(mutant, EXAMPLE) == {"a.py::1", "b.py::2"}
-    assert (both.seconds, both.failed) == ({"a.py::1": 1.0, "b.py::2": 3.0}, [])
-    with pytest.raises(SystemExit, match="have changed since the map was made"):
-        merged_map(old, now._replace(sources={"maths/example.py": "1"}))
+HERE = "tests/unit/test_mutants.py"
+BESIDE = "tests/unit/test_layers.py"
+
+
+def example_map() -> LineMap:
+    lines = {
+        "maths/a.py": {20: frozenset({f"{HERE}::1", f"{BESIDE}::1"}), 24: frozenset({f"{HERE}::1"})},
+        "maths/b.py": {7: frozenset({f"{BESIDE}::1"})},
+    }
+    sources = {"maths/a.py": "0", "maths/b.py": "0"}
+    return LineMap({f"{HERE}::1": 1.0, f"{BESIDE}::1": 2.0}, [f"{HERE}::2"], sources, files_of([HERE, BESIDE]), lines)
+
+
+def test_a_map_comes_back_from_its_file(tmp_path: Path) -> None:
+    whole = example_map()
+    without_stale(whole, whole.sources, whole.files).save(tmp_path / "map.json")
+    found = LineMap.load(tmp_path / "map.json")
+    assert found == whole
+    mutant = Mutant("x", "maths/a.py", 20, 20, "", "", "", "")
+    assert found.touching(mutant, EXAMPLE) == {f"{HERE}::1", f"{BESIDE}::1"}
+
+
+def test_only_what_a_change_concerns_is_run_again() -> None:
+    whole = example_map()
+    assert without_stale(whole, whole.sources, whole.files) == whole
+    other_source = without_stale(whole, {**whole.sources, "maths/b.py": "1"}, whole.files)
+    assert (set(other_source.files), other_source.seconds) == ({HERE}, {f"{HERE}::1": 1.0})
+    assert other_source.lines == {"maths/a.py": dict.fromkeys((20, 24), frozenset({f"{HERE}::1"}))}
+    other_test = without_stale(whole, whole.sources, {**whole.files, HERE: "1"})
+    assert (set(other_test.files), other_test.failed) == ({BESIDE}, list[str]())
+    again = LineMap(
+        {f"{HERE}::2": 3.0}, [], whole.sources, {HERE: "1"}, {"maths/a.py": {24: frozenset({f"{HERE}::2"})}}
+    )
+    both = joined(other_test, again)
+    assert both.lines["maths/a.py"] == {20: frozenset({f"{BESIDE}::1"}), 24: frozenset({f"{HERE}::2"})}
+    assert (set(both.files), set(both.seconds)) == ({HERE, BESIDE}, {f"{HERE}::2", f"{BESIDE}::1"})
