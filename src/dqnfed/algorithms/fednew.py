@@ -13,8 +13,8 @@ from dqnfed.core.curvature import (
     client_gradient,
     client_hessian,
     hessian_passes,
+    log_full_participation,
     refuse_if_too_large,
-    say_that_all_take_part,
 )
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
@@ -100,7 +100,7 @@ class FedNew(LocalWork[FedNewServer, FedNewMemory, FedNewUpdate]):
         check_range(self, "refresh", low=0)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        say_that_all_take_part("fednew", n_clients, cohort_size)
+        log_full_participation("fednew", n_clients, cohort_size)
         refuse_if_too_large(problem, 2 * n_clients, "FedNew", "fednew-cg")
         return self
 

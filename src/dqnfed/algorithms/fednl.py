@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.hessian_learning import NEEDS, HessianLearner, Init, Known
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_choice, check_range, check_used
-from dqnfed.core.curvature import client_gradient, hessian_passes, say_that_all_take_part
+from dqnfed.core.curvature import client_gradient, hessian_passes, log_full_participation
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import Code
@@ -95,7 +95,7 @@ class FedNL(HessianLearner[FedNLServer, FedNLMemory, Start | FedNLUpdate]):
             )
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        say_that_all_take_part("fednl", n_clients, cohort_size)
+        log_full_participation("fednl", n_clients, cohort_size)
         prepared = super().prepare(problem, n_clients, cohort_size)
         has_floor = self.mu is not None or self.step == "regularisation"
         return prepared if has_floor else replace(prepared, mu=smallest_eigenvalue(problem))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.hessian_learning import NEEDS, HessianLearner, Init, Known
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
-from dqnfed.core.curvature import LinearProblem, client_gradient, client_hessian, hessian_passes, say_that_all_take_part
+from dqnfed.core.curvature import LinearProblem, client_gradient, client_hessian, hessian_passes, log_full_participation
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import Code
@@ -89,7 +89,7 @@ class FedNLCR(HessianLearner[FedNLCRServer, FedNLCRMemory, Start | FedNLCRUpdate
             check_range(self, "lipschitz", low=0.0, open_low=True)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        say_that_all_take_part("fednl-cr", n_clients, cohort_size)
+        log_full_participation("fednl-cr", n_clients, cohort_size)
         return super().prepare(problem, n_clients, cohort_size)
 
     def init_server(self, problem: Problem, n_clients: int) -> FedNLCRServer:

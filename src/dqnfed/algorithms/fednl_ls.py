@@ -12,7 +12,7 @@ from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial
 from dqnfed.algorithms.fednl import MIN_MU, smallest_eigenvalue
 from dqnfed.algorithms.hessian_learning import NEEDS, HessianLearner, Init, Known
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
-from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_passes, say_that_all_take_part
+from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_passes, log_full_participation
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import Code
@@ -90,7 +90,7 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
         check_range(self, "shrink", low=0.0, high=1.0, open_low=True, open_high=True)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        say_that_all_take_part("fednl-ls", n_clients, cohort_size)
+        log_full_participation("fednl-ls", n_clients, cohort_size)
         prepared = super().prepare(problem, n_clients, cohort_size)
         return prepared if self.mu is not None else replace(prepared, mu=smallest_eigenvalue(problem))
 

@@ -13,8 +13,8 @@ from dqnfed.core.curvature import (
     client_gradient,
     client_hessian,
     hessian_passes,
+    log_full_participation,
     refuse_if_too_large,
-    say_that_all_take_part,
 )
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
@@ -84,7 +84,7 @@ class Newton(LocalWork[NewtonServer, Empty, Full | Slope]):
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         refuse_if_too_large(problem, n_clients, "newton", "fednl-diag, fednl-head, fednew-cg or fedns-ggn")
         if self.renew == "once":
-            say_that_all_take_part('newton with `renew = "once"`', n_clients, cohort_size)
+            log_full_participation('newton with `renew = "once"`', n_clients, cohort_size)
         return self
 
     def init_server(self, problem: Problem, n_clients: int) -> NewtonServer:

@@ -14,8 +14,8 @@ from dqnfed.core.curvature import (
     client_gradient,
     client_hessian,
     hessian_passes,
+    log_full_participation,
     refuse_if_too_large,
-    say_that_all_take_part,
 )
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
@@ -88,7 +88,7 @@ class QFedNew(LocalWork[QFedNewServer, QFedNewMemory, QFedNewUpdate]):
         check_range(self, "bits", low=1, high=30)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        say_that_all_take_part("q-fednew", n_clients, cohort_size)
+        log_full_participation("q-fednew", n_clients, cohort_size)
         refuse_if_too_large(problem, 2 * n_clients, "Q-FedNew", "fednew-cg")
         return self
 

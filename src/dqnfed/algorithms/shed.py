@@ -15,8 +15,8 @@ from dqnfed.core.curvature import (
     client_gradient,
     client_hessian,
     hessian_passes,
+    log_full_participation,
     refuse_if_too_large,
-    say_that_all_take_part,
 )
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
@@ -111,7 +111,7 @@ class SHED(LocalWork[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         check_range(self, "shrink", low=0.0, high=1.0, open_low=True, open_high=True)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
-        say_that_all_take_part("shed", n_clients, cohort_size)
+        log_full_participation("shed", n_clients, cohort_size)
         n = problem.n_parameters
         check_used(self, "rest", used=self.pairs < n, why=f"with all {n} eigenpairs sent at once, which leave no rest")
         refuse_if_too_large(problem, 4 * n_clients, "SHED", "fedns-ggn")

@@ -218,7 +218,7 @@ def refuse_if_too_large(problem: Problem, n_clients: int, name: str, approximati
         )
 
 
-def say_that_all_take_part(name: str, n_clients: int, cohort_size: int) -> None:
+def log_full_participation(name: str, n_clients: int, cohort_size: int) -> None:
     """Warn that a method which is only defined with all clients will not sample them."""
     if cohort_size < n_clients:
         logger.warning(

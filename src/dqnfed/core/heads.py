@@ -55,7 +55,7 @@ def last_layer(problem: Problem) -> Head:
 def head_features(problem: Problem, task: Task, theta: Tensor, head: Head) -> Tensor:
     """Return what the head sees [N, columns], the last column being 1 if there is a bias."""
     layer = _layer(problem, head)
-    features = _overheard(problem, task, theta, layer) if layer is not None else _read(problem, task, theta, head)
+    features = _hooked_features(problem, task, theta, layer) if layer is not None else _read(problem, task, theta, head)
     return torch.cat([features, torch.ones_like(features[:, :1])], dim=1) if head.has_bias else features
 
 
@@ -68,15 +68,15 @@ def _layer(problem: Problem, head: Head) -> nn.Linear | None:
     return found if isinstance(found, nn.Linear) else None
 
 
-def _overheard(problem: Problem, task: Task, theta: Tensor, layer: nn.Linear) -> Tensor:
+def _hooked_features(problem: Problem, task: Task, theta: Tensor, layer: nn.Linear) -> Tensor:
     """Return the layer's inputs in one forward pass."""
-    heard: list[Tensor] = []
-    listener = layer.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
         problem.predict(theta, task.inputs)
     finally:
-        listener.remove()
-    return heard[0].reshape(len(task.mask), -1)
+        hook.remove()
+    return seen[0].reshape(len(task.mask), -1)
 
 
 def _read(problem: Problem, task: Task, theta: Tensor, head: Head) -> Tensor:

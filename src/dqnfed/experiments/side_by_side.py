@@ -78,7 +78,7 @@ class Worker:
         with suppress(OSError):  # a process that has died is noticed by the end of what it sends
             self.connection.send(message)
 
-    def heard(self) -> Message | None:
+    def receive(self) -> Message | None:
         """Return the next message, or None where the process has died."""
         try:
             message: Message = self.connection.recv()
@@ -118,7 +118,7 @@ def finished_side_by_side(runs: Sequence[Planned], jobs: int, board: RunBoard) -
             for worker, run in busy:
                 if worker.connection not in ready:
                     continue
-                match worker.heard():
+                match worker.receive():
                     case Advanced(n_played, rounds, numbers):
                         board.advance(run.label, n_played, rounds, numbers)
                     case Logged(name, level, text):

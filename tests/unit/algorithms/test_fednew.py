@@ -115,3 +115,11 @@ def test_quantised_reaches_the_optimum_and_counts_its_bits() -> None:
     assert run.records[0]["bytes_up"] == bits_of_four_clients // 8
     server, memory = run.servers[-1], run.memories[-1]
     torch.testing.assert_close(server.sent_steps, memory.sent_step)  # both ends know the same vector
+
+
+@pytest.mark.parametrize("kind", [FedNew, QFedNew])
+@pytest.mark.parametrize(("name", "bad"), [("alpha", -1e-9), ("rho", 0.0), ("refresh", -1)])
+def test_settings_out_of_range_are_refused_by_name(kind: type[FedNew | QFedNew], name: str, bad: float) -> None:
+    settings: dict[str, Any] = {name: bad}
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        kind(**settings)

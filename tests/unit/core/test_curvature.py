@@ -16,9 +16,9 @@ from dqnfed.core.curvature import (
     hessian_product,
     hessian_root,
     least_squares_problem,
+    log_full_participation,
     logistic_problem,
     refuse_if_too_large,
-    say_that_all_take_part,
 )
 from dqnfed.core.problem import Problem, Task
 from dqnfed.maths.sketches import draw_keys, sketch
@@ -124,9 +124,9 @@ def test_a_hessian_that_does_not_fit_is_refused_with_a_way_out() -> None:
 
 def test_methods_that_need_everybody_say_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="dqnfed"):
-        say_that_all_take_part("fednl", 10, 10)
+        log_full_participation("fednl", 10, 10)
         assert caplog.text == ""
-        say_that_all_take_part("fednl", 10, 3)
+        log_full_participation("fednl", 10, 3)
     assert "all 10 take part, not a sample of 3" in caplog.text
 
 

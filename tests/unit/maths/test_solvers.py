@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dqnfed.maths.solvers import (
     _pivoted,
     _sliced_box_minimiser,
+    bounded_rates,
     box_simplex_projection,
     cone_weights,
     factor,
@@ -372,3 +373,9 @@ def test_rows_that_are_left_out_stay_out_where_no_step_serves_everybody() -> Non
     weights, chosen = serving_weights(G @ G.T, d, np.array([True, False, True, True]), 3, ridge=0.0)
     assert chosen.tolist() == [True, False, True, False]
     np.testing.assert_allclose(weights @ G, [0.5, 0.0, 2.0])
+
+
+def test_a_row_of_no_length_has_no_rate_and_no_part_in_the_median() -> None:
+    """The known rates per square are 1, 2 and 300, of which 300 is held to three times the median."""
+    rates, squares = np.array([0.0, 4.0, 2.0, 300.0, np.nan]), np.array([0.0, 4.0, 1.0, 1.0, 5.0])
+    np.testing.assert_allclose(bounded_rates(rates, squares, 3.0), [0.0, 4.0, 2.0, 6.0, 10.0])
