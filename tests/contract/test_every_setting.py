@@ -337,6 +337,10 @@ def is_default(default: Trajectory, changed: Trajectory, field: str, value: Any)
     return default.prepared == changed.prepared and getattr(changed.prepared, field) == value
 
 
+# Methods whose runs take seconds; their shared settings are tried by `make test-all`.
+LONG = ("fednew-cg", "fedcorr", "shed", "fedns-ggn", "fednl-head")
+
+
 @pytest.mark.parametrize(("name", "field", "value"), OWN)
 def test_a_methods_own_setting_has_an_effect_or_is_refused(name: str, field: str, value: Any) -> None:
     """What is refused alone has an effect in another mode: else nobody could use it."""
@@ -346,7 +350,10 @@ def test_a_methods_own_setting_has_an_effect_or_is_refused(name: str, field: str
     assert refusal is None or has_effect_in_a_mode(name, field, value), f"of no use in any mode; alone: {refusal}"
 
 
-@pytest.mark.parametrize(("name", "field", "value"), SHARED)
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [pytest.param(*case, marks=pytest.mark.slow) if case[0] in LONG else case for case in SHARED],
+)
 def test_a_shared_setting_has_an_effect_or_is_refused_or_named_as_unused(name: str, field: str, value: Any) -> None:
     check_effect(name, field, value)
 

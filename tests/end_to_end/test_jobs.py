@@ -165,6 +165,7 @@ def test_interrupted_and_gone_on(interrupt: Callable[[subprocess.Popen[str]], No
     comparison.goes_on_to_the_same_end()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_takes_no_other_run_along(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As the system does where memory is short; the worker that is left plays the rest."""
     comparison = Comparison(tmp_path, ["fedavg", "qffl", "term"], rounds=40)

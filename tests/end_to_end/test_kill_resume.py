@@ -118,6 +118,7 @@ def test_killed_twice_and_resumed(tmp_path: Path) -> None:
     survives(experiment, tmp_path, n_kills=2)
 
 
+@pytest.mark.slow
 def test_killed_while_labels_are_corrected_and_resumed(tmp_path: Path) -> None:
     """Rounds 0 to 13 are the sweep, 14 to 21 fine-tuning, 22 the correction: random kills fall into any of them."""
     experiment = Experiment(tmp_path, "fedcorr+dqn-fed", rounds=40, checkpoint_seconds=0.1, participation=0.5)

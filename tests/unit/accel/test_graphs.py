@@ -33,14 +33,19 @@ from tests.helpers.quadratic_clients import consistent_quadratics
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]  # a CPU emulates
 run = partial(engine.run, accelerate=True)
-METHODS = [FedAvg(lr=0.1), FedAvg(lr=0.1, epochs=2), Scaffold(lr=0.1), DQNFed(), DQNFed(step="line-search")]
+METHODS = [DQNFed(), FedAvg(lr=0.1), Scaffold(lr=0.1), FedAvg(lr=0.1, epochs=2), DQNFed(step="line-search")]
 
 
 def named(algorithm: AnyAlgorithm) -> str:
     return f"{type(algorithm).__name__}-{getattr(algorithm, 'step', '')}-{getattr(algorithm, 'metric', '')}"
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=named)
+def some_slow(algorithms: Sequence[AnyAlgorithm], n_quick: int = 3) -> list[Any]:
+    """Return the methods as parameters, all but the first of them slow."""
+    return [a if k < n_quick else pytest.param(a, marks=pytest.mark.slow) for k, a in enumerate(algorithms)]
+
+
+@pytest.mark.parametrize("algorithm", some_slow(METHODS), ids=named)
 def test_without_a_gpu_it_is_plain_vmap(algorithm: AnyAlgorithm) -> None:
     case = consistent_quadratics(4, 6)
     plain = run(algorithm, case.problem, case.federation, rounds=5, cohort=vectorised())
@@ -74,8 +79,8 @@ def captured_steps(runner: Graphed) -> int:
     return sum(function.n_graphs for step in runner.steps.values() for function in step.functions.values())
 
 
-@pytest.mark.parametrize("algorithm", COMPARED, ids=named)
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("algorithm", some_slow(COMPARED), ids=named)
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 def test_an_emulated_run_is_one_under_vmap(algorithm: AnyAlgorithm, participation: float) -> None:
     """Also where the server's products come with the replies, and where phases of a round alternate."""
     case = consistent_quadratics(6, 8)
@@ -89,7 +94,9 @@ def test_an_emulated_run_is_one_under_vmap(algorithm: AnyAlgorithm, participatio
     assert [r["status"] for r in plain.history] == [r["status"] for r in emulated.history]
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1), DQNFed(), DQNFed(metric="lbfgs"), AdaFed()], ids=named)
+@pytest.mark.parametrize(
+    "algorithm", some_slow([DQNFed(), FedAvg(lr=0.1), DQNFed(metric="lbfgs"), AdaFed()], 2), ids=named
+)
 def test_rounds_that_are_held_change_nothing(algorithm: AnyAlgorithm) -> None:
     """Cohorts of two of which one client replies with NaN: the round is held, and the next one goes on."""
     case = consistent_quadratics(6, 8)
