@@ -87,11 +87,11 @@ def test_dqn_fed_over_tls_equals_the_simulator_and_strangers_are_refused(deploym
     write_node_key(deployment.folder / "stranger")
     deployment.start_node("unregistered", "stranger", "partition-id=0")
     deployment.start_node("plaintext", "key0", "partition-id=0", is_plaintext=True)
-    result = deployed(deployment, app, EXACT, rounds=3)
+    result = deployed(deployment, app, EXACT, rounds=2)
     assert_refused(deployment, "unregistered", "plaintext")
-    assert result.summary["rounds"] == 3
+    assert result.summary["rounds"] == 2
     assert result.summary["n_dropped"] == 0
-    assert_same_model(result, simulated(app, EXACT, 3))
+    assert_same_model(result, simulated(app, EXACT, 2))
 
 
 def assert_refused(deployment: Deployment, *names: str) -> None:

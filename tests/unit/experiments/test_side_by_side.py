@@ -92,7 +92,7 @@ def test_cores_are_shared_out(jobs: int, threads: int, machine: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "dqn-fed"])
-@pytest.mark.parametrize("cohort", ["threads", "vectorised", "looped"])
+@pytest.mark.parametrize("cohort", ["threads", "vectorised", pytest.param("looped", marks=pytest.mark.slow)])
 def test_the_share_of_the_cores_changes_no_result(algorithm: str, cohort: str) -> None:
     """Answers of threads to the bit; products that torch itself shares out over cores are added up in another order."""
     tolerance = 0.0 if (algorithm, cohort) == ("fedavg", "threads") else 1e-10

@@ -276,9 +276,9 @@ def killed_at(moment: Moment) -> Any:
     [
         ("dqn-fed", 0, 0, True),
         ("dqn-fed", 0, 1, True),
-        ("dqn-fed", 2, 0, True),
+        pytest.param("dqn-fed", 2, 0, True, marks=pytest.mark.slow),
         ("dqn-fed", 2, 0, False),
-        ("ditto", 0, 0, True),
+        pytest.param("ditto", 0, 0, True, marks=pytest.mark.slow),
         ("ditto", 3, 0, True),
     ],
 )
