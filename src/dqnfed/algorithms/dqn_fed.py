@@ -173,11 +173,8 @@ class DQNFed(DescentSettings):
     # The server.
 
     def init_server(self, problem: Problem, n_clients: int) -> DescentServer:
-        theta, zero, (_, metric, length, cache, trust) = (
-            problem.theta0,
-            torch.zeros((), dtype=torch.float64),
-            self.parts,
-        )
+        theta, zero = problem.theta0, torch.zeros((), dtype=torch.float64)
+        _, metric, length, cache, trust = self.parts
         claims = trust.init(n_clients, problem.loss_floor)
         states = metric.init(theta), length.no_search(theta), claims, cache.init(theta)
         return DescentServer(theta.clone(), theta.clone(), zero, zero.long(), *states)
