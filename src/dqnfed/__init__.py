@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from dqnfed.algorithms.fcfl import FCFL as FCFL
     from dqnfed.algorithms.fedadam import FedAdam as FedAdam
     from dqnfed.algorithms.fedavg import FedAvg as FedAvg
+    from dqnfed.algorithms.fedavgm import FedAvgM as FedAvgM
+    from dqnfed.algorithms.fedexp import FedExP as FedExP
     from dqnfed.algorithms.fedfa import FedFa as FedFa
     from dqnfed.algorithms.fedfv import FedFV as FedFV
     from dqnfed.algorithms.fedheal import FedHEAL as FedHEAL
     from dqnfed.algorithms.fedlf import FedLF as FedLF
     from dqnfed.algorithms.fedmgda_plus import FedMGDAPlus as FedMGDAPlus
     from dqnfed.algorithms.fedprox import FedProx as FedProx
+    from dqnfed.algorithms.fedvarp import FedVARP as FedVARP
     from dqnfed.algorithms.mgda import MGDA as MGDA
     from dqnfed.algorithms.qffl import QFFL as QFFL
     from dqnfed.algorithms.scaffold import Scaffold as Scaffold
@@ -50,12 +53,15 @@ _HOMES = {
     "FCFL": "dqnfed.algorithms.fcfl",
     "FedAdam": "dqnfed.algorithms.fedadam",
     "FedAvg": "dqnfed.algorithms.fedavg",
+    "FedAvgM": "dqnfed.algorithms.fedavgm",
+    "FedExP": "dqnfed.algorithms.fedexp",
     "FedFV": "dqnfed.algorithms.fedfv",
     "FedFa": "dqnfed.algorithms.fedfa",
     "FedHEAL": "dqnfed.algorithms.fedheal",
     "FedLF": "dqnfed.algorithms.fedlf",
     "FedMGDAPlus": "dqnfed.algorithms.fedmgda_plus",
     "FedProx": "dqnfed.algorithms.fedprox",
+    "FedVARP": "dqnfed.algorithms.fedvarp",
     "Federation": "dqnfed.core.federation",
     "MGDA": "dqnfed.algorithms.mgda",
     "Policy": "dqnfed.core.screening",

@@ -16,7 +16,9 @@ from dqnfed.algorithms.dqn_fed_literal import DQNFedLiteral
 from dqnfed.algorithms.fcfl import FCFL
 from dqnfed.algorithms.fedadam import FedAdam
 from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.fedavgm import FedAvgM
 from dqnfed.algorithms.fedcorr import FedCorr, fedcorr_with
+from dqnfed.algorithms.fedexp import FedExP
 from dqnfed.algorithms.fedfa import FedFa
 from dqnfed.algorithms.fedfv import FedFV
 from dqnfed.algorithms.fedheal import FedHEAL
@@ -33,6 +35,7 @@ from dqnfed.algorithms.fednl_pp import FedNLPP
 from dqnfed.algorithms.fedns import FedNS
 from dqnfed.algorithms.fedns_ggn import FedNSGGN
 from dqnfed.algorithms.fedprox import FedProx
+from dqnfed.algorithms.fedvarp import FedVARP
 from dqnfed.algorithms.giant import GIANT
 from dqnfed.algorithms.jacobian_descent import JD_METHODS
 from dqnfed.algorithms.local_newton import LocalNewton
@@ -55,6 +58,9 @@ REGISTRY: dict[str, type[AnyMethod]] = {
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "fedadam": FedAdam,
+    "fedavgm": FedAvgM,
+    "fedvarp": FedVARP,
+    "fedexp": FedExP,
     "qffl": QFFL,
     "term": TERM,
     "mgda": MGDA,

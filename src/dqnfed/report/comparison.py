@@ -13,6 +13,9 @@ DISPLAY = {  # names as the papers print them, in the order of a table; a method
     "fedprox": "FedProx",
     "scaffold": "SCAFFOLD",
     "fedadam": "FedAdam",
+    "fedavgm": "FedAvgM",
+    "fedvarp": "FedVARP",
+    "fedexp": "FedExP",
     "qffl": "q-FFL",
     "q-ffl": "q-FFL",
     "q-fedavg": "q-FedAvg",
@@ -83,7 +86,7 @@ class Experiment(NamedTuple):
 
     @property
     def score(self) -> str:
-        """Name of what clients are judged by."""
+        """Name of what clients are evaluated by."""
         return self.runs[0].score
 
     @property
