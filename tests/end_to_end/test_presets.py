@@ -8,17 +8,20 @@ from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dqnfed.algorithms import REGISTRY
 from dqnfed.data.catalogue import dataset_called
 from dqnfed.experiments.config import AlgorithmBlock, Config, preset_names, read_config
 from dqnfed.experiments.experiment import build_algorithm, build_problem, run_experiment
 from dqnfed.experiments.paper import TABLES
 from tests.helpers import official
+from tests.helpers.repository import ROOT
 
-NEEDS_FILES = [name for name in preset_names() if read_config(name).data.name not in ("digits", "bowls")]
+NEEDS_FILES = [name for name in preset_names() if read_config(name).data.name not in ("digits", "heart", "bowls")]
 METHODS = ("dqn-fed", "fedavg", "qffl")
 
 MINIATURES: dict[str, Callable[[Path], None]] = {
@@ -43,8 +46,10 @@ FEW_WINDOWS = [
 # What makes a preset small; everything else stays as it is.
 SMALLER: dict[str, list[str]] = {
     "cifar10-setup1": ["data.clients=10", "train.participation=0.3", "model.hidden=[16, 16]"],
+    "cifar10-setup1-full": ["data.clients=10", "train.participation=0.3", "model.hidden=[16, 16]"],
     "cifar10-fedfv": ["data.clients=5", "train.participation=0.4", "model.hidden=[16, 16]"],
     "cifar10-setup2": ["data.clients=3", "data.min_examples=6", "model.width=4"],
+    "cifar10-setup2-cnn": ["data.clients=3", "data.min_examples=6", "model.channels=[2, 3]", "model.hidden=8"],
     "cifar10-setup2-participation10": ["data.clients=3", "data.min_examples=6", "model.width=4"],
     "cifar10-setup2-participation50": ["data.clients=3", "data.min_examples=6", "model.width=4"],
     "cifar100-setup1": ["data.clients=3", "model.width=4", "data.limit=120"],
@@ -109,6 +114,45 @@ def test_every_table_of_the_paper_has_a_preset() -> None:
     assert tables <= plain
 
 
+def test_the_page_of_presets_names_them_all() -> None:
+    page = (ROOT / "docs" / "how-to" / "datasets.md").read_text(encoding="utf-8")
+    table = page.partition("\n## The presets\n")[2].partition("\n## ")[0]
+    assert [name for name in preset_names() if f"`{name}`" not in table] == []
+
+
+def test_setup_1_is_local_training_for_all_and_its_variant_full_gradients_for_some() -> None:
+    local, full = read_config("cifar10-setup1"), read_config("cifar10-setup1-full")
+    assert (local.train.participation, local.train.rounds) == (0.1, 2000)
+    for name in {*local.compare.algorithms, *local.algorithms}:
+        method = build_algorithm(local.with_algorithm(name))
+        assert (method.batch_size, method.epochs) == (64, 1), name
+    whole = {name for name in REGISTRY if build_algorithm(full.with_algorithm(name)).batch_size is None}
+    assert whole == {"dqn-fed", "server-lbfgs"}
+
+    def rest(config: Config) -> dict[str, Any]:
+        plain = config.as_dict()
+        for key in ("name", "description", "grids"):
+            del plain[key]
+        blocks = {
+            name: {k: v for k, v in found.items() if k != "batch_size"} for name, found in config.algorithms.items()
+        }
+        return {**plain, "algorithms": {name: block for name, block in blocks.items() if block}}
+
+    assert rest(local) == rest(full)
+
+
+def test_the_small_cnn_of_setup_2_has_as_many_parameters_as_it_says(miniature: Callable[[str], Path]) -> None:
+    changes = [f'data.dir="{miniature("cifar10")}"', "data.clients=3", "data.min_examples=6", 'run.device="cpu"']
+    config = read_config("cifar10-setup2-cnn", changes)
+    convolutions = (3 * 5 * 5 + 1) * 16 + (16 * 5 * 5 + 1) * 32
+    dense = (32 * 8 * 8 + 1) * 128 + (128 + 1) * 10
+    assert build_problem(config).problem.n_parameters == convolutions + dense == 277_610
+    assert "277,610" in config.description
+    resnet = read_config("cifar10-setup2")
+    assert config.data.model_copy(update={"dir": None, "clients": 10, "min_examples": 10}) == resnet.data
+    assert (config.train.participation, config.train.rounds) == (1.0, 100)
+
+
 @pytest.mark.parametrize("preset", NEEDS_FILES)
 def test_presets_say_what_the_paper_leaves_out(preset: str) -> None:
     text = (resources.files("dqnfed.experiments") / "presets" / f"{preset}.toml").read_text()
@@ -142,7 +186,10 @@ def test_label_correction_goes_through_all_its_stages_on_a_miniature(
     result = run_experiment(config, tmp_path / "run")
     assert result.summary["rounds"] == 9
     assert torch.isfinite(result.theta).all()
-    assert [record["status"] for record in result.history[1:3]] == ["hold", "next"]  # a greeting, then visits
+    assert [record["status"] for record in result.history[1:3]] == [
+        "hold",
+        "next",
+    ]  # clients copy their labels, then training turns
     if config.data.noise is None:
         assert "noise" not in result.summary  # the wrong labels of real photographs are nobody's to count
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dqnfed.data.raw import DataError, RawData
 from dqnfed.data.readers.cifar import read_cifar10, read_cifar100
 from dqnfed.data.readers.digits import read_digits
+from dqnfed.data.readers.heart import read_heart
 from dqnfed.data.readers.idx import read_emnist, read_fashion_mnist, read_mnist, read_mnist_by_writer
 from dqnfed.data.readers.images import read_cinic10, read_clothing1m, read_tinyimagenet
 from dqnfed.data.readers.leaf import read_femnist
@@ -98,6 +99,15 @@ _ALL = [
         n_examples=1797,
         licence="CC BY 4.0",
         cite="Alpaydin & Kaynak, UCI, 1998",
+    ),
+    Dataset(
+        name="heart",
+        title="UCI heart disease: 13 features of 920 patients, clients are four hospitals; comes with dqnfed",
+        read=lambda _: read_heart(),
+        folder="",
+        n_examples=920,
+        licence="CC BY 4.0",
+        cite="Janosi et al., UCI, 1988; Detrano et al., 1989",
     ),
     Dataset(
         name="cifar10",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
-from dqnfed.data.raw import DataError
+from dqnfed.data.manifest import Manifest
+from dqnfed.data.raw import DataError, RawData
 from dqnfed.data.table import Table, as_text, is_hole, is_numeric
 
 MAX_CATEGORIES = 50
@@ -113,6 +114,21 @@ def fit_preprocessing(table: Table, training: np.ndarray, columns: list[str]) ->
             f"{table.source} has no columns left to learn from besides the client, the label and the group."
         )
     return Preprocessing(tuple(numeric), tuple(categorical))
+
+
+def dataset_preprocessing(raw: RawData, manifest: Manifest) -> Preprocessing:
+    """Return the preprocessing of a dataset that is a table: means and spreads of the clients' training rows, and the
+    documented codes, so that the number of inputs does not depend on the split.
+    """
+    training = np.concatenate([client.train for client in manifest])
+    fitted = fit_preprocessing(dataset_table(raw), training, [c.name for c in raw.columns if not c.codes])
+    return replace(fitted, categorical=tuple(CategoricalColumn(c.name, c.codes) for c in raw.columns if c.codes))
+
+
+def dataset_table(raw: RawData) -> Table:
+    """Return the inputs of a dataset that is a table, by column."""
+    values = raw.inputs.numpy().astype(np.float64)
+    return Table(raw.name, {column.name: values[:, i] for i, column in enumerate(raw.columns)})
 
 
 def _is_number(text: str) -> bool:

@@ -14,6 +14,14 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of a dataset that is a table: numbers, or one of the codes that the dataset's authors document."""
+
+    name: str
+    codes: tuple[str, ...] = ()  # "" stands for a missing value; no codes: numbers
+
+
+@dataclass(frozen=True)
 class RawData:
     """All examples of a dataset. Images and characters stay in one byte each until they reach the device."""
 
@@ -26,6 +34,7 @@ class RawData:
     class_names: tuple[str, ...] = ()  # where the dataset's authors gave the classes names
     is_test: Tensor | None = None  # [N] bool, True where the dataset's authors put the example in their test set
     is_validation: Tensor | None = None  # [N] bool, likewise for an official validation set
+    columns: tuple[Column, ...] = ()  # inputs [N, columns] are a table's own values, NaN: missing; not scaled yet
 
     def __post_init__(self) -> None:
         n = len(self.inputs)
@@ -62,4 +71,5 @@ class RawData:
             class_names=self.class_names,
             is_test=column(self.is_test),
             is_validation=column(self.is_validation),
+            columns=self.columns,
         )

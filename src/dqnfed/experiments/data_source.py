@@ -13,12 +13,13 @@ from dqnfed.core.federation import Federation
 from dqnfed.data import Manifest, RawData, federation_of, load, partition, split
 from dqnfed.data.cache import default_data_dir
 from dqnfed.data.catalogue import dataset_called
+from dqnfed.data.features import dataset_preprocessing
 from dqnfed.data.label_noise import LabelNoise, Truth, with_label_noise
 from dqnfed.data.raw import DataError
 from dqnfed.data.readers.images import read_clothing1m
 from dqnfed.data.transform import only_classes, padded, thinned
 from dqnfed.experiments.config import ConfigError, DataBlock, NoiseBlock
-from dqnfed.experiments.own_data import OwnData, OwnFederation, check_score, own_federation
+from dqnfed.experiments.own_data import Columns, OwnData, OwnFederation, check_score, own_federation
 from dqnfed.experiments.scores import CLASSIFICATION_SCORES, REGRESSION_SCORES
 
 
@@ -32,7 +33,7 @@ class DataSource(NamedTuple):
     loss: str
     score: Callable[[Tensor, Tensor, Tensor], Tensor]
     score_name: str
-    own: OwnFederation | None = None  # where the data are the user's table
+    own: OwnFederation | None = None  # where the data are a table, the user's or the dataset's
     truth: Truth | None = None  # where labels were made wrong on purpose
 
 
@@ -45,6 +46,8 @@ def data_source(data: DataBlock, seed: int, score: str | None = None) -> DataSou
     else:
         raw, manifest = dealt(data, seed)
         federation = federation_of(raw, manifest)
+        if raw.columns:  # kept with the run, so that `dqnfed predict` reads new rows in the same way
+            own = OwnFederation(federation, Columns(dataset_preprocessing(raw, manifest), raw.class_names), ())
     chosen, function = score_called(score, is_regression=federation.n_classes is None)
     if own is not None:
         check_score(chosen, own)

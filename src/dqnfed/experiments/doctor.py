@@ -35,7 +35,8 @@ def findings(data_dir: Path | None) -> list[tuple[str, str, bool]]:
         found = "installed" if not missing else f"not installed: pip install 'dqnfed[{extra}]'"
         rows.append((f"extra {extra}", found, True))
     folder = data_dir or Path(os.environ.get("DQNFED_DATA", "data"))
-    rows.append(("data folder", f"{folder}{'' if folder.is_dir() else ' (not there yet; digits needs none)'}", True))
+    absent = "" if folder.is_dir() else " (not there yet; digits and heart need none)"
+    rows.append(("data folder", f"{folder}{absent}", True))
     writable = os.access(Path.cwd(), os.W_OK)
     rows.append(
         ("run folders", "can be written here" if writable else f"{Path.cwd()} is read-only; use --out", writable)

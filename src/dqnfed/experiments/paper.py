@@ -1,7 +1,7 @@
 """The values printed in the tables of the DQN-Fed paper (Hamidi & Ye, TMLR 2025), as plain data.
 
 A column is named like the measure it should be compared with; `class:NAME` is the accuracy of the client that holds one
-class, `seconds` is wall-clock time. Whether printed values can be true at all is judged in `dqnfed.report.impossible`.
+class, `seconds` is wall-clock time. Whether printed values can be true at all is checked in `dqnfed.report.impossible`.
 """
 
 from __future__ import annotations
@@ -219,9 +219,12 @@ TABLES: tuple[PrintedTable, ...] = (
 )  # fmt: skip
 
 
+VARIANTS = {"cifar10setup1full": "cifar10setup1"}  # experiments that differ in the batches of some methods only
+
+
 def printed_table(experiment: str) -> PrintedTable | None:
     """Return the printed table that an experiment repeats, or None; punctuation and case of the name do not matter."""
-    wanted = _plain(experiment)
+    wanted = VARIANTS.get(_plain(experiment), _plain(experiment))
     return next((table for table in TABLES if _plain(table.key) == wanted), None)
 
 

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that come with scikit-learn: the only dataset that needs no download."""
+"""The 1,797 handwritten digits that come with scikit-learn: no download is needed."""
 
 from __future__ import annotations
 
