@@ -33,6 +33,15 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where datasets lie; default: $DQNFED_DATA, else data.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory from three rounds; write nothing.")]
+Select = Annotated[
+    str | None,
+    typer.Option(
+        "--select",
+        metavar="last|loss|mean|worst10|worst5|min",
+        help="Which model is kept: the last one, or the best one by the clients' validation loss or scores, averaged "
+        "over three evaluations; needs data.validation. Default: eval.select of the experiment, else last.",
+    ),
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to train.")]
 
 
@@ -54,6 +63,11 @@ def read_settings(
     if data_dir is not None:
         extra.append(f"data.dir={json.dumps(str(data_dir))}")
     return read_config(experiment, [*extra, *name_change(algorithm)])
+
+
+def select_change(select: str | None) -> list[str]:
+    """Return the change that says which model is kept."""
+    return [] if select is None else [f"eval.select={json.dumps(select)}"]
 
 
 def name_change(algorithm: str | None) -> list[str]:
@@ -162,6 +176,22 @@ def print_unused(planned: Sequence[Any], done: Sequence[Path], quiet: bool) -> N
         note_of(quiet)(line)
 
 
+def print_kept(planned: Sequence[Any], done: Sequence[Path], quiet: bool) -> None:
+    """Tell which round's model every run kept, one line a method, where the best one is kept and not the last."""
+    from dqnfed.core.run_folder import RunFolder
+    from dqnfed.sim.choice import LAST, RULES
+
+    rounds: dict[tuple[str, str], list[str]] = {}
+    for run in planned:
+        summary = (RunFolder(run.folder).summary() or {}) if run.folder in done and not quiet else {}
+        if (select := summary.get("select", LAST)) != LAST:
+            key = (run.config.algorithm.name, RULES[select])
+            rounds.setdefault(key, []).append(f"{summary['kept_round']} (seed {run.config.run.seed})")
+    for (name, rule), kept in rounds.items():
+        line = f"{name}: kept the model of round {', '.join(kept)}: {rule}"
+        console.print(line, soft_wrap=True, highlight=False)
+
+
 def refuse_without_method(changes: Sequence[str] | None, config: Any, algorithms: Sequence[str]) -> None:
     """Refuse `--set algorithm.KEY`, which is of the experiment's own method, where that one does not run."""
     from dqnfed.experiments.config import parsed_change
@@ -200,6 +230,7 @@ def print_report(runs: Sequence[Path], out: Path, title: str | None, quiet: bool
 
 def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
     from dqnfed.report.noise import noise_line
+    from dqnfed.sim.selection import kept_line
 
     accuracy = summary["accuracy"]
     rho = "" if summary["rho_mean"] is None else f", improved clients {100 * summary['rho_mean']:.1f} %"
@@ -208,6 +239,8 @@ def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
         f"{two_digits(accuracy['mean'])}, std {two_digits(accuracy['std'])}, worst 10 % "
         f"{two_digits(accuracy['worst10'])}, best 10 % {two_digits(accuracy['best10'])}{rho}"
     )
+    if line := kept_line(summary):
+        console.print(line, soft_wrap=True, highlight=False)
     if "noise" in summary:
         console.print(noise_line(summary), soft_wrap=True, highlight=False)
     if summary["reason"]:

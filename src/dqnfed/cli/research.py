@@ -20,6 +20,7 @@ from dqnfed.cli.common import (
     default_out,
     errors,
     names_of,
+    print_kept,
     print_report,
     print_unused,
     read_settings,
@@ -52,7 +53,8 @@ def sweep(
 ) -> None:
     """Choose every method's settings on validation data, then compare the methods at their best on test data.
 
-    The same command with the same --out goes on where it was stopped.
+    The same command with the same --out goes on where it was stopped. --select chooses settings; which model each run
+    keeps is eval.select, as in --set eval.select=loss.
 
     Example:  dqnfed sweep digits --algorithms qffl,term,dqn-fed --seeds 0:5 --grid paper --out runs/sweep
     """
@@ -84,6 +86,7 @@ def sweep(
     done = run_planned(planned, config, plan.jobs, plan.out, quiet)
     print_unused(planned, done, quiet)
     print_report(done, plan.out / "report.html", f"{config.name}, every method at its best", quiet)
+    print_kept(planned, done, quiet)
     if not quiet:
         console.print(f"whole grid: {plan.out / 'sweep.md'}")
 

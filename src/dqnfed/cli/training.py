@@ -14,6 +14,7 @@ from dqnfed.cli.common import (
     Out,
     Quiet,
     Rounds,
+    Select,
     Verbose,
     app,
     console,
@@ -23,6 +24,7 @@ from dqnfed.cli.common import (
     observers_of,
     own_settings,
     print_estimate,
+    print_kept,
     print_notes,
     print_report,
     print_result,
@@ -32,6 +34,7 @@ from dqnfed.cli.common import (
     refuse_without_method,
     refuse_without_table,
     run_planned,
+    select_change,
 )
 
 
@@ -42,6 +45,7 @@ def run(
     ] = None,
     algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="See `dqnfed list algorithms`.")] = None,
     rounds: Rounds = None,
+    select: Select = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0)] = None,
     change: Changes = None,
     out: Out = None,
@@ -69,6 +73,7 @@ def run(
     """
     from dqnfed.experiments.experiment import run_experiment
 
+    change = [*(change or []), *select_change(select)]
     if data is not None:
         config = own_settings(
             data, client, label, group, drop, task, score, model or "mlp", experiment, algorithm, rounds, seed, change
@@ -80,7 +85,7 @@ def run(
         about_table = {"--client": client, "--label": label, "--group": group, "--drop": drop}
         about_table |= {"--task": "" if task == "auto" else task, "--model": model}
         refuse_without_table([option for option, value in about_table.items() if value])
-        changes = [*(change or []), *([f"eval.score={score}"] if score else [])]
+        changes = [*change, *([f"eval.score={score}"] if score else [])]
         config = read_settings(experiment, algorithm, rounds, seed, changes, data_dir)
     if dry_run:
         print_estimate(config)
@@ -109,6 +114,7 @@ def compare(
         ),
     ] = None,
     rounds: Rounds = None,
+    select: Select = None,
     change: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -124,6 +130,7 @@ def compare(
     """
     from dqnfed.experiments import compare as comparison
 
+    change = [*(change or []), *select_change(select)]
     config = read_settings(experiment, None, rounds, None, change, data_dir)
     names = names_of(algorithms)
     chosen = comparison.chosen_algorithms(config, names, everything=everything)
@@ -140,6 +147,7 @@ def compare(
         raise ValueError("none of the methods could run; the messages above say why.")
     print_unused(planned, done, quiet)
     print_report(done, folder / "report.html", config.name, quiet)
+    print_kept(planned, done, quiet)
     if len(done) < len(planned):
         raise typer.Exit(1)  # some method could not run; the messages above say which and why
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dqnfed.experiments.config import Config, ConfigError
 from dqnfed.experiments.experiment import build_algorithm, method_named, problem_kind, suitable_algorithms
-from dqnfed.experiments.planned import Planned, is_finished, placed, played
+from dqnfed.experiments.planned import Planned, is_finished, placed, run_planned
 from dqnfed.experiments.progress import RunBoard
 from dqnfed.experiments.side_by_side import automatic_jobs, finished_side_by_side, say_impossible
 
@@ -58,10 +58,10 @@ def run_all(
 
 
 def finished_in_turn(runs: Sequence[Planned], observers: ObserverFactory) -> list[Planned]:
-    """Return the runs that came to their end, played one after the other in this process."""
+    """Return the runs that came to their end, run one after the other in this process."""
     done: list[Planned] = []
     for run in runs:
-        ending = played(run, observers(run.label))
+        ending = run_planned(run, observers(run.label))
         if ending.status == "interrupted":
             raise KeyboardInterrupt
         if ending.status == "impossible":

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 # settings of the clients' work that methods share; read here, so that a config is read without torch
 LOCAL_WORK = ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every")
+ValidationMeasure = Literal["mean", "worst10", "worst5", "min"]  # of the clients' validation scores
 
 
 class Block(BaseModel):
@@ -106,11 +107,12 @@ class EvalBlock(Block):
     part: Literal["train", "validation", "test"] = "test"
     metrics: Literal["per-client", "aggregate-only"] = "per-client"
     patience: int | None = Field(default=None, ge=1)  # evaluations without a better mean validation score
+    select: Literal["last", "loss", ValidationMeasure] = "last"  # the model that is kept: the last, or the best one
     score: Literal["accuracy", "auc", "f1", "loss"] | None = None  # default: accuracy, or the loss of a regression
 
 
 class PolicyBlock(Block):
-    """How the server treats clients that fail, lie or disappear."""
+    """How the server treats clients that fail, send false values or disappear."""
 
     on_nonfinite: Literal["drop", "fail"] = "drop"
     max_update_norm: float = Field(default=10.0, ge=1)

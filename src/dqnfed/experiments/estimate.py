@@ -51,8 +51,8 @@ def estimate(config: Config) -> Estimate:
     setup_seconds = time.perf_counter() - started - trial.summary["totals"]["seconds"]
     last = trial.history[-1]
     plain = float(trial.history[-2]["seconds"]) if len(trial.history) > 2 else 0.0  # the first round warms up
-    judging = max(0.0, float(last["seconds"]) - plain)  # the last round evaluates everybody, others only when due
-    per_round = plain + judging / config.eval.every
+    evaluating = max(0.0, float(last["seconds"]) - plain)  # the last round evaluates everybody, others only when due
+    per_round = plain + evaluating / config.eval.every
     unit = 1024 if sys.platform != "darwin" else 1
     return Estimate(
         n_parameters=experiment.problem.n_parameters,

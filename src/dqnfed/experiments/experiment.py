@@ -114,7 +114,8 @@ def build_problem(config: Config) -> Built:
     if data.name == "bowls":
         if data.noise is not None:
             raise ConfigError("data.noise replaces labels, but bowls have none; leave the block out.")
-        problem, federation = bowls(n_clients=data.clients or 8, seed=seed if data.seed is None else data.seed)
+        drawn = seed if data.seed is None else data.seed
+        problem, federation = bowls(n_clients=data.clients or 8, seed=drawn, validation=data.validation)
         return Built(cast_problem(problem, dtype), federation)
     source = data_source(data, seed, config.eval.score)
     spec: dict[str, Any] = {

@@ -77,8 +77,8 @@ def own_federation(own: OwnData) -> OwnFederation:
     """
     if own.test <= 0:
         raise DataError(
-            f"the test share of your own data is {own.test}, but every client is judged on rows it did not train on; "
-            "use data.test = 0.2 or so."
+            f"the test share of your own data is {own.test}, but every client is evaluated on rows that it did not "
+            "train on; use data.test = 0.2 or so."
         )
     notes: list[str] = []
     table = labelled_rows(read_table(own.path), own, notes)

@@ -39,7 +39,7 @@ def placed(runs: Sequence[tuple[Config, Path]]) -> list[Planned]:
     return [Planned(f"{i + 1}/{len(runs)}", config, folder) for i, (config, folder) in enumerate(runs)]
 
 
-def played(run: Planned, observers: Sequence[Any]) -> Ending:
+def run_planned(run: Planned, observers: Sequence[Any]) -> Ending:
     """Return what became of the run; one that was started goes on where it was stopped."""
     config, folder = run.config, run.folder
     try:

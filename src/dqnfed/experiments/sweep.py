@@ -20,6 +20,7 @@ import torch
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import write_atomically
 from dqnfed.experiments.config import AlgorithmBlock, Config, ConfigError
+from dqnfed.experiments.config import ValidationMeasure as Select
 from dqnfed.experiments.experiment import build_algorithm, run_experiment
 from dqnfed.experiments.grids import PAPER_GRIDS
 from dqnfed.experiments.planned import Planned, is_finished, placed, was_started
@@ -32,7 +33,6 @@ logger = logging.getLogger("dqnfed")
 
 Grid = Mapping[str, list[Any]]
 Sampler = Literal["grid", "tpe"]
-Select = Literal["mean", "worst10", "worst5", "min"]
 VALIDATION_SHARE = 0.1  # of each client's examples, where the experiment holds none out itself
 N_TPE_TRIALS = 20
 RESULT_FILE = "sweep.json"
@@ -85,7 +85,7 @@ def search(plan: Plan) -> list[Found]:
     optuna_or_explain()
     for name in plan.algorithms:
         for point in grid_points(plan.grids.get(name, {})):
-            build_algorithm(settled(plan.config, name, point))  # bad keys are refused before anything runs
+            build_algorithm(with_settings(plan.config, name, point))  # bad keys are refused before anything runs
     plan.out.mkdir(parents=True, exist_ok=True)
     for name in plan.algorithms:
         if plan.grids.get(name):
@@ -147,8 +147,8 @@ def final_runs(plan: Plan, found: Sequence[Found]) -> list[Planned]:
 
 
 def final_config(plan: Plan, found: Found) -> Config:
-    """Return the experiment with the settings that were found, on the same training data, judged on the test data."""
-    config = settled(held_out(plan.config), found.algorithm, found.best)
+    """Return the experiment with the settings that were found: the same training data, evaluated on the test data."""
+    config = with_settings(held_out(plan.config), found.algorithm, found.best)
     return config.model_copy(update={"eval": config.eval.model_copy(update={"part": "test"})})
 
 
@@ -185,7 +185,7 @@ def held_out(config: Config) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"validation": VALIDATION_SHARE})})
 
 
-def settled(config: Config, algorithm: str, settings: Mapping[str, Any]) -> Config:
+def with_settings(config: Config, algorithm: str, settings: Mapping[str, Any]) -> Config:
     """Return the experiment with this method at these settings."""
     base = config.with_algorithm(algorithm)
     block = {**base.algorithm.model_dump(), **settings}
@@ -277,7 +277,7 @@ def n_left(plan: Plan, study: Study) -> int:
 def validated(plan: Plan, algorithm: str, trial: Trial) -> float:
     """Return the mean over seeds of a point's validation number; every run is kept, and resumed if it was cut."""
     settings = {key: suggested(trial, key, values, plan.sampler) for key, values in plan.grids[algorithm].items()}
-    config = settled(held_out(plan.config), algorithm, settings)
+    config = with_settings(held_out(plan.config), algorithm, settings)
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"part": "validation"})})
     scores = {}
     for seed in plan.seeds:

@@ -31,7 +31,13 @@ def bowl_shape(n: int, condition: float) -> Tensor:
 
 
 def bowls(
-    *, n_clients: int = 8, n: int = 10, n_examples: int = 20, condition: float = 100.0, seed: int = 0
+    *,
+    n_clients: int = 8,
+    n: int = 10,
+    n_examples: int = 20,
+    condition: float = 100.0,
+    seed: int = 0,
+    validation: float = 0.0,
 ) -> tuple[Problem, Federation]:
     """Return f_k(theta) = 1/2 mean_i (theta - x_ki)' A (theta - x_ki), one diagonal A for all.
 
@@ -52,7 +58,7 @@ def bowls(
         return 100.0 * torch.exp(-(losses(outputs, targets) * mask).sum() / mask.sum().clamp(min=1))
 
     problem = Problem.from_module(Centre(n), losses=losses, score=closeness, score_name="closeness")
-    return problem, Federation.from_clients([(x, x) for x in points], seed=seed)
+    return problem, Federation.from_clients([(x, x) for x in points], validation=validation, seed=seed)
 
 
 def distance_to_pareto_set(theta: Tensor, federation: Federation) -> float:

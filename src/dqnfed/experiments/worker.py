@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dqnfed.experiments.planned import Ending, Planned, played
+from dqnfed.experiments.planned import Ending, Planned, run_planned
 from dqnfed.experiments.progress import current_numbers
 from dqnfed.experiments.trackers import trackers_of
 
@@ -66,7 +66,7 @@ def outcome(run: Planned, line: Line) -> Ending | Broken:
     if line.says_stop():
         return Ending("interrupted")
     try:
-        return played(run, [Reporter(line), *trackers_of(run.config)])
+        return run_planned(run, [Reporter(line), *trackers_of(run.config)])
     except KeyboardInterrupt:
         return Ending("interrupted")
     except Exception as error:

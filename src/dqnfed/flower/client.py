@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,11 +17,11 @@ from dqnfed.core.algorithm import AnyAlgorithm, Empty
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import map_tensors, row
-from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag
+from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag, Tags
 from dqnfed.flower.privacy import Privacy, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
 from dqnfed.sim.accelerate import acceleration
-from dqnfed.sim.clients import evaluate
+from dqnfed.sim.clients import Measured, evaluate
 from dqnfed.sim.tasks import TaskBuilder
 
 ALONE = torch.zeros(1, dtype=torch.long)
@@ -80,7 +81,7 @@ class _Request:
         self._problem = acceleration().problem(client.problem)
         self._algorithm = client.algorithm.prepare(client.problem, self._whole("n-clients"), self._whole("cohort-size"))
         self._round = self._whole("round")
-        self._used: Tag = _tag(about["used"])
+        self._tags = Tags(_tag(about["used"]), _tag(about["kept"]))
         self._check()
         seed = self._whole("seed")
         self._tasks = TaskBuilder(client.data, client.problem, self._algorithm, seed, numbers=[self._number])
@@ -98,29 +99,32 @@ class _Request:
         if self._client.privacy is not None:
             update = noised(update, self._client.privacy)
         if self._kept is not None:
-            self._kept.write(self._used, (self._round, self._whole("phase")), memory)
+            self._kept.write(self._tags, (self._round, self._whole("phase")), memory)
         facts: dict[str, Any] = {"client": self._number, "kind": type(update).__name__, "forgot": self._forgot}
         return RecordDict({"update": encoded(update), "about": ConfigRecord(facts)})
 
     def evaluate(self) -> RecordDict:
         """Return the client's loss and scores at the models of the message, and who it is."""
         data, arrays = self._client.data, named_arrays(self._arrays("models"), self._device)
-        loss = evaluate(self._problem, arrays["theta"], data.train, ALONE, with_score=False).loss
-        scores: dict[str, Tensor] = {}
+        loss = math.nan
+        if self._about["with-loss"]:
+            loss = float(evaluate(self._problem, arrays["theta"], data.train, ALONE, with_score=False).loss)
+        found: dict[str, Measured] = {}
         if self._about["with-scores"]:
             examples = data.examples(str(self._about["part"]))  # type: ignore[arg-type]
-            for name, theta in self._models(arrays).items():
-                scores[name] = evaluate(self._problem, theta, examples, ALONE).scores
+            models = self._models(arrays)
+            found = {name: evaluate(self._problem, theta, examples, ALONE) for name, theta in models.items()}
         facts: dict[str, Any] = {
             "client": self._number,
             "name": data.names[0],
             "group": data.groups[0] if data.groups else "",
-            "models": list(scores),
+            "models": list(found),
             "forgot": self._forgot,
         }
         numbers: dict[str, Any] = {
-            "loss": float(loss),
-            "scores": [float(s) for s in scores.values()],
+            "loss": loss,
+            "scores": [float(each.scores) for each in found.values()],
+            "losses": [float(each.loss) for each in found.values()],  # on the examples of the scores
             "n-train": int(data.train.sizes[0]),
             "n-test": int(data.test.sizes[0]),
             "n-validation": 0 if data.validation is None else int(data.validation.sizes[0]),
@@ -139,10 +143,10 @@ class _Request:
 
     def _memory(self, task: Task) -> Any:
         """Return the memory after the last reply that the server used; a client that lost it starts with a new one."""
-        found = self._kept.after(self._used) if self._kept is not None else None
+        found = self._kept.after(self._tags.used) if self._kept is not None else None
         if found is not None:
             return map_tensors(lambda t: t.to(self._device), found)
-        self._forgot = self._kept is not None and self._used != NEVER
+        self._forgot = self._kept is not None and self._tags.used != NEVER
         return self._algorithm.init_memory(self._problem, task)
 
     def _task(self) -> Task:

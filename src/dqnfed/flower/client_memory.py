@@ -17,6 +17,13 @@ NEVER: Tag = (-1, -1)  # before the first reply that was used
 STATE, FACTS = "dqnfed-memory", "dqnfed-facts"
 
 
+class Tags(NamedTuple):
+    """What a message says of the client's memories."""
+
+    used: Tag = NEVER  # after the last reply that was used: the one to go on from
+    kept: Tag = NEVER  # of the best model so far, where that is kept (`eval.select`) and clients have their own
+
+
 class Receipt(NamedTuple):
     """The server's side: which of a client's replies was the last to be used."""
 
@@ -29,7 +36,8 @@ class ClientMemory:
 
     Whether a reply counts is the server's decision: one that is late, dropped or lost with a killed server leaves no
     trace in the run. The server therefore names the last reply that it used, and the client goes on from there. The
-    version at the start of the round is kept too, since a killed server runs its last round again.
+    version at the start of the round is kept too, since a killed server runs its last round again, and so is the
+    version of the best model so far, where the server names one.
     """
 
     def __init__(self, context: Context, run: str, client: int, kind: type[Any]) -> None:
@@ -44,12 +52,13 @@ class ClientMemory:
         """Return the memory after the given reply; None: there is none, or it was lost."""
         return self._versions.get(tag)
 
-    def write(self, used: Tag, written: Tag, memory: Any) -> None:
+    def write(self, tags: Tags, written: Tag, memory: Any) -> None:
         """Keep the memory after a new reply, and the versions that the server may still name."""
         if written[1] == 0:
-            self._round_start = used
-        kept = {tag: version for tag, version in self._versions.items() if tag in (self._round_start, used)}
-        self._versions = {**kept, written: memory}
+            self._round_start = tags.used
+        needed = {self._round_start, *tags}
+        self._versions = {tag: version for tag, version in self._versions.items() if tag in needed}
+        self._versions[written] = memory
         named = {
             f"{round}.{phase}/{name}": tensor
             for (round, phase), version in self._versions.items()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from dqnfed.flower.client_memory import Tag
+from dqnfed.flower.client_memory import Tags
 from dqnfed.flower.records import signature
 from dqnfed.flower.roster import Member
 
@@ -24,13 +24,15 @@ class Received(NamedTuple):
 
 
 def messages_to(
-    nodes: Mapping[int, Tag], message_type: str, place: str, arrays: ArrayRecord, about: ConfigRecord
+    nodes: Mapping[int, Tags], message_type: str, place: str, arrays: ArrayRecord, about: ConfigRecord
 ) -> list[Message]:
-    """Return the same message for every node, but for which of its replies was the last to be used."""
-    return [
-        Message(RecordDict({place: arrays, "about": ConfigRecord({**about, "used": list(tag)})}), node, message_type)
-        for node, tag in nodes.items()
-    ]
+    """Return the same message for every node, but for which of its memories the server means."""
+
+    def content(tags: Tags) -> RecordDict:
+        mine = {"used": list(tags.used), "kept": list(tags.kept)}
+        return RecordDict({place: arrays, "about": ConfigRecord({**about, **mine})})
+
+    return [Message(content(tags), node, message_type) for node, tags in nodes.items()]
 
 
 def received(messages: Iterable[Message], replies: Iterable[Message]) -> Received:
@@ -74,10 +76,21 @@ def member_of(content: RecordDict) -> Member:
     )
 
 
-def loss_and_scores(content: RecordDict) -> tuple[float, list[float]]:
+class Reported(NamedTuple):
+    """What a client measured."""
+
+    loss: float  # training loss; NaN where it was not asked for
+    scores: list[float]  # by model, the primary one first
+    losses: list[float]  # likewise, on the examples of the scores
+
+
+def reported(content: RecordDict) -> Reported:
     """Return the loss and the scores of an evaluation."""
     evaluation = fields_of(content, "evaluation")
-    return float(evaluation["loss"]), [float(score) for score in evaluation["scores"]]
+    scores, losses = ([float(value) for value in evaluation[name]] for name in ("scores", "losses"))
+    if len(losses) != len(scores):
+        raise ValueError(f"it has {len(scores)} scores but {len(losses)} losses")
+    return Reported(float(evaluation["loss"]), scores, losses)
 
 
 def fields_of(content: RecordDict, name: str) -> Mapping[str, Any]:

@@ -32,8 +32,9 @@ def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None
     """Return the reply with its norm clipped and Gaussian noise on every number of it.
 
     All its tensors count as one vector, so that nothing leaves the client without noise; NaN, which says "not known",
-    stays. The noise comes from the operating system: the seeds of a run are known to the server, which could otherwise
-    subtract it. Give a generator in tests only.
+    stays. The noise comes from torch's generator, a Mersenne twister, which is seeded anew for every reply with a
+    number from the operating system: a run's seed is known to the server, which could subtract the noise. It is no
+    cryptographic generator. Give one in tests only.
     """
     whole = [name for name, t in named_tensors(update).items() if not t.is_floating_point()]
     if whole:

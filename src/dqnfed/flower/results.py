@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from dqnfed.core.result import RunResult
 from dqnfed.core.tensors import named_parameters
 from dqnfed.flower.records import array_record
+from dqnfed.sim.selection import kept_line
 
 flower_log = logging.getLogger("flwr")
 
@@ -30,6 +31,8 @@ class RoundLog:
 
     def end(self, summary: Mapping[str, Any]) -> None:
         flower_log.info("dqnfed: %s after %d rounds %s", summary["status"], summary.get("rounds", 0), summary["reason"])
+        if line := kept_line(summary):
+            flower_log.info("dqnfed: %s", line)
 
 
 def flower_result(result: RunResult) -> Result:

@@ -27,23 +27,24 @@ from dqnfed.core.run_folder import write_atomically
 from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy, check_min_replies, prepared_with
 from dqnfed.core.tensors import stack
-from dqnfed.flower.client_memory import NEVER, Receipt, Tag
+from dqnfed.flower.client_memory import NEVER, Receipt, Tag, Tags
 from dqnfed.flower.exchange import (
     OFFLINE,
+    Reported,
     fields_of,
     first_line,
-    loss_and_scores,
     member_of,
     messages_to,
     mismatched,
     received,
+    reported,
 )
 from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.records import array_record, decoded, encoded, kind_named, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster
 from dqnfed.sim.accelerate import acceleration
-from dqnfed.sim.clients import Answers, Evaluated, LocalClients
+from dqnfed.sim.clients import Answers, Evaluated, LocalClients, Validated
 from dqnfed.sim.engine import cohort_size, plain_config, run_loop
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Evaluation, Setup, State
@@ -97,10 +98,11 @@ class Strategy(FlowerStrategy):
         self._key = uuid.uuid4().hex  # under which clients keep their memories of this run
         self._clients: list[int] = []  # asked in the present exchange
         self._used: dict[int, Tag] = {}  # every client's last reply that was used
+        self._kept: dict[int, Tag] = {}  # the same, when the best model so far was evaluated
         self._sent: list[Message] = []
         self._phase: Tag = NEVER
         self._answers: Answers | None = None
-        self._evaluated: dict[int, tuple[float, list[float]]] = {}
+        self._evaluated: dict[int, Reported] = {}
         self._refusals: set[str] = set()  # why nodes did not report which client they are
         self._grid: Grid
 
@@ -174,19 +176,34 @@ class Strategy(FlowerStrategy):
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         """Return the clients' training losses at the present model, and their scores."""
         if state.round >= 0 or not self._evaluated:  # clients evaluate the start model when they are identified
-            self._address(clients, state)
-            part = setup.evaluation.part
-            arrays, about = self._models(state.server, state.round, part, with_scores=with_scores)
-            messages = self.configure_evaluate(state.round + 1, arrays, about, self._grid)
-            self.aggregate_evaluate(state.round + 1, self._exchanged(messages))
-        who = sorted(self._evaluated)
-        scores = [self._evaluated[client][1] for client in who]
+            self._ask_to_evaluate(clients, state, setup.evaluation.part, with_scores=with_scores)
         names = self.model_names(setup) if with_scores else []
+        who = sorted(client for client, each in self._evaluated.items() if len(each.scores) >= len(names))
+        found = [self._evaluated[client] for client in who]
+        scores = [[each.scores[k] for each in found] for k in range(len(names))]
         return Evaluated(
             torch.tensor(who, dtype=torch.long),
-            torch.tensor([self._evaluated[client][0] for client in who], dtype=torch.float64),
-            {name: torch.tensor([s[k] for s in scores], dtype=torch.float64) for k, name in enumerate(names)},
+            torch.tensor([each.loss for each in found], dtype=torch.float64),
+            {name: torch.tensor(each, dtype=torch.float64) for name, each in zip(names, scores, strict=True)},
         )
+
+    def validate(self, setup: Setup, state: State) -> Validated:
+        """Return the losses and scores of the present primary model on the validation examples of those who reply."""
+        everybody = torch.arange(self._roster.n_clients)
+        self._ask_to_evaluate(everybody, state, "validation", with_scores=True, with_loss=False)
+        found = [self._evaluated[client] for client in sorted(self._evaluated) if self._evaluated[client].scores]
+        return Validated(
+            torch.tensor([each.losses[0] for each in found], dtype=torch.float64),
+            torch.tensor([each.scores[0] for each in found], dtype=torch.float64),
+        )
+
+    def _ask_to_evaluate(
+        self, clients: Tensor, state: State, part: str, *, with_scores: bool, with_loss: bool = True
+    ) -> None:
+        self._address(clients, state)
+        arrays, about = self._models(state.server, state.round, part, with_scores=with_scores, with_loss=with_loss)
+        messages = self.configure_evaluate(state.round + 1, arrays, about, self._grid)
+        self.aggregate_evaluate(state.round + 1, self._exchanged(messages))
 
     def model_names(self, setup: Setup) -> list[str]:
         """Return the names of the models that the method evaluates, the primary one first."""
@@ -241,7 +258,7 @@ class Strategy(FlowerStrategy):
         self._evaluated = {}
         for client, content in contents.items():
             try:
-                self._evaluated[client] = loss_and_scores(content)
+                self._evaluated[client] = reported(content)
             except Exception as error:  # as above
                 faults[client] = f"its reply cannot be read: {first_line(error)}"
         for client, why in sorted(faults.items()):
@@ -253,23 +270,19 @@ class Strategy(FlowerStrategy):
     def _address(self, clients: Tensor, state: State) -> None:
         """Set the clients of the next exchange; nodes that came back under another id are identified first."""
         store = state.memory
-        self._used = {
-            client: (int(store.rows.round[row]), int(store.rows.phase[row]))
-            for client, row in enumerate(store.row_of.tolist())
-            if row >= 0
-        }
+        self._used, self._kept = _tags_of(store.named()), _tags_of(state.kept)
         for phase_clients, receipts in store.staged:
             tags = zip(receipts.round.tolist(), receipts.phase.tolist(), strict=True)
             self._used.update(zip(phase_clients.tolist(), tags, strict=True))
         self._identify(state.server, state.round)
         self._clients = clients.tolist()
 
-    def _nodes(self, grid: Grid) -> dict[int, Tag]:
-        """Return the online nodes of the clients asked, with the last of their replies that was used."""
+    def _nodes(self, grid: Grid) -> dict[int, Tags]:
+        """Return the online nodes of the clients asked, with the replies after which their memories count."""
         online = set(grid.get_node_ids())
         places = {client: self._roster.node_of.get(client) for client in self._clients}
         return {
-            node: self._used.get(client, NEVER)
+            node: Tags(self._used.get(client, NEVER), self._kept.get(client, NEVER))
             for client, node in places.items()
             if node is not None and node in online
         }
@@ -304,7 +317,9 @@ class Strategy(FlowerStrategy):
             }
         )
 
-    def _models(self, server: Any, round: int, part: str, *, with_scores: bool) -> tuple[ArrayRecord, ConfigRecord]:
+    def _models(
+        self, server: Any, round: int, part: str, *, with_scores: bool, with_loss: bool = True
+    ) -> tuple[ArrayRecord, ConfigRecord]:
         """Return the models that clients are to evaluate, each sent once, and what they are called."""
         tensors = {"theta": server.theta}
         places: dict[str, str] = {}
@@ -312,7 +327,8 @@ class Strategy(FlowerStrategy):
             for name, theta in self._algorithm.models(server, None).items():
                 places[name] = "theta" if theta is server.theta else f"model {name}"
                 tensors[places[name]] = theta
-        about: dict[str, Any] = {"round": round, "phase": 0, "part": part, "with-scores": with_scores}
+        about: dict[str, Any] = {"round": round, "phase": 0, "part": part}
+        about |= {"with-scores": with_scores, "with-loss": with_loss}
         return array_record(tensors), ConfigRecord({**about, "models": list(places), "places": list(places.values())})
 
     # Before the first round.
@@ -356,7 +372,7 @@ class Strategy(FlowerStrategy):
     def _identify(self, server: Any, round: int, *, with_scores: bool = False) -> None:
         """Ask nodes that may be missing clients which they are; at the start they evaluate the model at once."""
         online = set(self._grid.get_node_ids())
-        nodes = dict.fromkeys(self._roster.unidentified(online), NEVER)
+        nodes = dict.fromkeys(self._roster.unidentified(online), Tags())
         if not nodes:
             return
         arrays, config = self._models(server, round, self._evaluation.part, with_scores=with_scores)
@@ -367,7 +383,7 @@ class Strategy(FlowerStrategy):
             self._refusals.add(why)
         for node, content in sorted(found.contents.items()):
             try:
-                member, found_there = member_of(content), loss_and_scores(content)
+                member, found_there = member_of(content), reported(content)
             except Exception as error:  # whatever an unknown node sends
                 logger.warning("node %d is ignored, its reply cannot be read: %s", node, first_line(error))
                 self._roster.refuse(node)
@@ -420,6 +436,14 @@ class Strategy(FlowerStrategy):
             clients=self,
             replies=self._faster.replies,
         )
+
+
+def _tags_of(named: Mapping[str, Tensor]) -> dict[int, Tag]:
+    """Return which reply of every client the named tensors of a store of receipts are about."""
+    if "memory.round" not in named:
+        return {}
+    tags = list(zip(named["memory.round"].tolist(), named["memory.phase"].tolist(), strict=True))
+    return {client: tags[row] for client, row in enumerate(named["memory_row_of"].tolist()) if row >= 0}
 
 
 def _distinct_names(members: list[Member]) -> list[str]:

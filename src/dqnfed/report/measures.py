@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 class Measure(NamedTuple):
-    """How one measure is named, printed and judged."""
+    """How one measure is named, printed and ranked."""
 
     key: str
     title: str

@@ -54,7 +54,7 @@ class Run:
     folder: Path
     experiment: str
     algorithm: str
-    model: str  # "" for the model the method is judged by; "global" for Ditto's global model, and so on
+    model: str  # "" for the model the method is evaluated by; "global" for Ditto's global model, and so on
     seed: int
     status: str  # finished | interrupted | stopped | running
     config: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Run:
     rounds: Floats  # [T] -1 is the start model
     history: Mapping[str, Floats]  # CURVE_KEYS, train_loss, train_loss_max, rho, and cumulated totals
     last_scores: Mapping[str, Any]  # measures as recorded at the last evaluation
-    evaluations: tuple[Evaluation, ...]  # at most N_HISTORY, the first and the last among them
+    evaluations: tuple[Evaluation, ...]  # at most N_HISTORY + 1: the first, the last and the kept model's among them
 
     @property
     def n_rounds(self) -> int:
@@ -78,13 +78,18 @@ class Run:
 
     @property
     def score(self) -> str:
-        """Name of what clients are judged by; "accuracy" is in percent, anything else in its own unit."""
+        """Name of what clients are evaluated by; "accuracy" is in percent, anything else in its own unit."""
         return str(self.summary.get("score") or "accuracy")
 
     @property
     def accuracy(self) -> Floats:
-        """[K] accuracies at the last evaluation, in percent; empty when clients.csv holds none."""
-        return self.evaluations[-1].accuracy if self.evaluations else np.empty(0)
+        """[K] accuracies of the kept model, in percent: at the last evaluation, or at that of the round which
+        summary.json names; empty when clients.csv holds none.
+        """
+        if not self.evaluations:
+            return np.empty(0)
+        kept = _kept_round(self.summary)
+        return next((e.accuracy for e in self.evaluations if e.round == kept), self.evaluations[-1].accuracy)
 
     @property
     def n_train(self) -> Floats:
@@ -100,7 +105,7 @@ class Run:
         return 100.0 * number(self.summary.get("rho_mean"))
 
     def measures(self, *, weighted: bool = False) -> dict[str, float]:
-        """Return the fairness measures of the last evaluation, from the client accuracies where they are known."""
+        """Return the fairness measures of the kept model, from the client accuracies where they are known."""
         found = measures(self.accuracy, self.n_train if weighted else None)
         if not found and not weighted:
             found = self._recorded_measures()
@@ -177,7 +182,7 @@ def read_run(folder: Path) -> tuple[list[Run], list[Problem]]:
         said.append("nothing was recorded in it; left out")
         return [], [Problem(folder, message) for message in said]
     clients = read_clients(folder / "clients.json", said)
-    table = read_client_rows(folder / "clients.csv", _evaluated_rounds(records), said)
+    table = read_client_rows(folder / "clients.csv", _evaluated_rounds(records, _kept_round(summary)), said)
     run = replace(run, clients=_known_clients(clients, table))
     models = sorted({name for record in records for name in block(record, "models")})
     views = [_with_model(run, records, table, model) for model in ["", *models]]
@@ -231,15 +236,21 @@ def _scores(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"mean": found} if isinstance(found, int | float) else block(record, "accuracy")
 
 
-def _evaluated_rounds(records: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+def _kept_round(summary: Mapping[str, Any]) -> int | None:
+    """Return the round whose model the run ended with; None before its end, and in runs of earlier versions."""
+    found = summary.get("kept_round")
+    return found if isinstance(found, int) else None
+
+
+def _evaluated_rounds(records: Sequence[Mapping[str, Any]], kept: int | None) -> dict[int, int]:
     """Return the rounds to read, and how many clients were silent in each."""
     silent = {int(record["round"]): len(record.get("silent") or ()) for record in records if _scores(record)}
     rounds = list(silent)
     if len(rounds) <= N_HISTORY:
         return silent
     picks = np.unique(np.linspace(0, len(rounds) - 1, N_HISTORY - 1).round().astype(int))
-    chosen = {rounds[i] for i in picks} | {rounds[-2]}  # the one before the last: the last may be half-written
-    return {round_: silent[round_] for round_ in sorted(chosen)}
+    chosen = {rounds[i] for i in picks} | {rounds[-2], kept}  # the one before the last: the last may be half-written
+    return {round_: silent[round_] for round_ in rounds if round_ in chosen}
 
 
 def _known_clients(clients: Sequence[Client], table: ClientRows) -> tuple[Client, ...]:
@@ -274,7 +285,7 @@ def _seed(config: Mapping[str, Any], summary: Mapping[str, Any], folder: Path) -
 
 
 def _is_trial(run: Path, folder: Path) -> bool:
-    """Return whether the run is one of a search's trials, which are judged on validation data, seen from above it."""
+    """Return whether the run is one of a search's trials, which are evaluated on validation data."""
     inside = run.relative_to(folder).parts
     return "trials" in inside and (folder.joinpath(*inside[: inside.index("trials")]) / "sweep.json").is_file()
 

@@ -90,10 +90,10 @@ def run_summary(folder: Path) -> Json:
     if said or not records:
         raise ValueError(f"{folder} is no whole run: {'; '.join(said) or 'it has no rounds'}; run it again.")
     evaluated = [r for r in records if r["accuracy"] is not None]
-    judged = [r for r in evaluated if r["accuracy"]["mean"] is not None]
+    with_accuracy = [r for r in evaluated if r["accuracy"]["mean"] is not None]
     late = [r["rho"] for r in records[len(records) // 2 :] if r["rho"] is not None]
     train = part_of(config, "train")
-    clients, names = _last_accuracies(folder, evaluated)
+    clients, names = _final_accuracies(folder, evaluated, summary.get("kept_round"))
     kept = {
         "experiment": summary["name"],
         "algorithm": summary["algorithm"],
@@ -110,7 +110,7 @@ def run_summary(folder: Path) -> Json:
         "seconds": round(summary["totals"]["seconds"], 2),
         "passes": summary["totals"]["passes"],
         "bytes_up": summary["totals"]["bytes_up"],
-        "curve": [[r["round"] + 1, round(r["accuracy"]["mean"], 2)] for r in _thinned(judged)],
+        "curve": [[r["round"] + 1, round(r["accuracy"]["mean"], 2)] for r in _thinned(with_accuracy)],
         "improved_curve": binned([(r["round"] + 1, r["rho"]) for r in records if r["rho"] is not None]),
     }
     if clients:
@@ -152,13 +152,18 @@ def _settings(config: Mapping[str, Any], algorithm: str) -> Json:
     return {k: v for k, v in {**filed, **part_of(config, "algorithm")}.items() if k != "name"}
 
 
-def _last_accuracies(folder: Path, evaluated: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:
-    """Return the clients' accuracies after the last evaluated round and their names; nothing where none are kept."""
+def _final_accuracies(
+    folder: Path, evaluated: Sequence[Mapping[str, Any]], kept_round: int | None
+) -> tuple[list[float], list[str]]:
+    """Return the clients' accuracies with the kept model, else the last one, and their names; nothing where none are
+    stored.
+    """
     if not evaluated or not (folder / "clients.csv").is_file():
         return [], []
-    last = evaluated[-1]["round"]
-    rows = read_client_rows(folder / "clients.csv", {last: len(evaluated[-1].get("silent") or ())}, [])
-    found = rows.values.get("accuracy", {}).get(last, {})
+    record = next((r for r in evaluated if r["round"] == kept_round), evaluated[-1])
+    round_ = record["round"]
+    rows = read_client_rows(folder / "clients.csv", {round_: len(record.get("silent") or ())}, [])
+    found = rows.values.get("accuracy", {}).get(round_, {})
     known = {client.client: client.name for client in read_clients(folder / "clients.json", [])}
     return [round(found[k], 2) for k in sorted(found)], [known[k] for k in sorted(found) if k in known]
 

@@ -26,7 +26,7 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     """Return Student's paired test over the seeds measured by both; None for fewer than two such seeds.
 
     Seeds pair up because the seed fixes the partition and the start model. Where all differences are equal the test has
-    no spread to judge by: p is 1 for no difference and 0 otherwise.
+    no spread to test with: p is 1 for no difference and 0 otherwise.
     """
     shared = sorted(
         seed for seed in values if math.isfinite(values[seed]) and math.isfinite(reference.get(seed, math.nan))

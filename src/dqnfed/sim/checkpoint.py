@@ -10,7 +10,10 @@ import torch
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.run_folder import clear_disk_errors, json_text, load_tensors, save_tensors, write_atomically
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors
+from dqnfed.sim.choice import Choice
 from dqnfed.sim.state import Record, State
+
+KEPT = "kept."  # before the names of the tensors of the best model
 
 
 def save_checkpoint(folder: Path, state: State, identity: Record) -> None:
@@ -18,6 +21,7 @@ def save_checkpoint(folder: Path, state: State, identity: Record) -> None:
     named = named_tensors(state.server, "server.")
     named["losses"] = state.losses
     named.update(state.memory.named())
+    named.update({f"{KEPT}{name}": tensor for name, tensor in state.kept.items()})
     tensor_file = f"state-{state.round}.safetensors"
     facts = {
         "identity": identity,
@@ -30,6 +34,7 @@ def save_checkpoint(folder: Path, state: State, identity: Record) -> None:
         "start": state.start,
         "stopped": state.stopped,
         "best": state.best,
+        "choice": state.choice._asdict(),
     }
     with clear_disk_errors(folder.parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,4 +70,8 @@ def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identit
     state.rho_sum, state.rho_n = facts["rho"]
     state.n_dropped, state.n_clipped = facts["n_dropped"], facts["n_clipped"]
     state.start, state.stopped, state.best = facts["start"], facts["stopped"], facts["best"]
+    choice = facts.get("choice", {})  # not in checkpoints of earlier versions
+    state.choice = Choice(**{**choice, "recent": tuple(choice.get("recent", ()))})
+    kept = {name.removeprefix(KEPT): tensor for name, tensor in named.items() if name.startswith(KEPT)}
+    state.kept = {name: tensor.to(state.server.theta.device) for name, tensor in kept.items()}
     return True

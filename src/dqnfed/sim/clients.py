@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -38,6 +39,13 @@ class Evaluated(NamedTuple):
     scores: dict[str, Tensor]  # [K] by model name, the primary model first; empty if they were not asked for
 
 
+class Validated(NamedTuple):
+    """What the clients that replied measured with the primary model on their validation examples."""
+
+    losses: Tensor  # [K] host float64
+    scores: Tensor  # [K] host float64
+
+
 class Clients(Protocol):
     """The engine's only way to the clients."""
 
@@ -50,6 +58,9 @@ class Clients(Protocol):
 
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         """Return the clients' training losses at the present model, and their scores."""
+
+    def validate(self, setup: Setup, state: State) -> Validated:
+        """Return all clients' losses and scores of the present primary model on their validation examples."""
 
     def model_names(self, setup: Setup) -> list[str]:
         """Return the names of the models that the method evaluates, the primary one first."""
@@ -84,8 +95,13 @@ class LocalClients:
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         train, theta = setup.federation.train, state.server.theta
         losses = evaluate(setup.problem, theta, train, clients, with_score=False).loss
-        scores = self._scores(setup, state, clients) if with_scores else {}
-        return Evaluated(clients, losses.cpu(), {name: found.cpu() for name, found in scores.items()})
+        found = self._measured(setup, state, clients, setup.evaluation.part) if with_scores else {}
+        return Evaluated(clients, losses.cpu(), {name: each.scores.cpu() for name, each in found.items()})
+
+    def validate(self, setup: Setup, state: State) -> Validated:
+        everybody = torch.arange(setup.federation.n_clients)
+        [found] = self._measured(setup, state, everybody, "validation", n_models=1).values()
+        return Validated(found.loss.cpu(), found.scores.cpu())
 
     def model_names(self, setup: Setup) -> list[str]:
         server = setup.algorithm.init_server(setup.problem, setup.federation.n_clients)
@@ -95,19 +111,25 @@ class LocalClients:
         memory = MemoryStore(setup.algorithm, setup.problem, 1).get(first, setup.tasks.stacked(first, 0))
         return list(setup.algorithm.models(server, row(memory, 0)))
 
-    def _scores(self, setup: Setup, state: State, clients: Tensor) -> dict[str, Tensor]:
+    def _measured(
+        self, setup: Setup, state: State, clients: Tensor, part: str, *, n_models: int | None = None
+    ) -> dict[str, Measured]:
+        """Return losses and scores on a part of the clients' examples, by model; of the first models or of all."""
         algorithm, problem = setup.algorithm, setup.problem
-        examples = setup.federation.examples(setup.evaluation.part)  # type: ignore[arg-type]
+        examples = setup.federation.examples(part)  # type: ignore[arg-type]
         if not algorithm.info.personal:
-            models = algorithm.models(state.server, None)
-            return {name: evaluate(problem, theta, examples, clients).scores for name, theta in models.items()}
-        scores: dict[str, list[Tensor]] = {}
+            models = islice(algorithm.models(state.server, None).items(), n_models)
+            return {name: evaluate(problem, theta, examples, clients) for name, theta in models}
+        found: dict[str, list[Measured]] = {}
         for c in clients.split(16):
             memory = _memories(setup, state, c)
-            models = vmap(lambda kept: algorithm.models(state.server, kept))(memory)
-            for name, thetas in models.items():
-                scores.setdefault(name, []).append(evaluate_personal(problem, thetas, examples, c).scores)
-        return {name: torch.cat(parts) for name, parts in scores.items()}
+            each = vmap(lambda kept: algorithm.models(state.server, kept))(memory)
+            for name, thetas in islice(each.items(), n_models):
+                found.setdefault(name, []).append(evaluate_personal(problem, thetas, examples, c))
+        return {
+            name: Measured(torch.cat([p.loss for p in parts]), torch.cat([p.scores for p in parts]))
+            for name, parts in found.items()
+        }
 
 
 def _memories(setup: Setup, state: State, clients: Tensor) -> Any:

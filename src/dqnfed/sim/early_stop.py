@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-import torch
+from torch import Tensor
 
-from dqnfed.sim.clients import LocalClients, evaluate
 from dqnfed.sim.state import Setup, State
 
 
@@ -20,15 +18,15 @@ def check_patience(setup: Setup) -> None:
         )
 
 
-def out_of_patience(setup: Setup, state: State) -> str:
-    """Return why the run should stop now, or nothing; remembers the best validation score in the state.
+def out_of_patience(setup: Setup, state: State, scores: Tensor) -> str:
+    """Return why the run should stop now, or nothing; remembers the best mean of the clients' validation scores.
 
-    The model stays as it is: the last one, not the best one.
+    The model stays as it is; which one the run ends with is `eval.select`.
     """
     patience = setup.evaluation.patience
     if patience is None:
         return ""
-    score = validation_score(setup, state)
+    score = float(scores.mean())
     if math.isnan(score):  # nobody answered, or some score is no number: nothing was learnt about the model
         return ""
     if not state.best or score > state.best["score"]:
@@ -41,15 +39,3 @@ def out_of_patience(setup: Setup, state: State) -> str:
         f"the mean validation score has not risen above {state.best['score']:.4g} (round {state.best['round']}) "
         f"for {patience} evaluations"
     )
-
-
-def validation_score(setup: Setup, state: State) -> float:
-    """Return the mean over clients of the primary model's score on validation examples."""
-    everybody = torch.arange(setup.federation.n_clients)
-    if isinstance(setup.clients, LocalClients) and not setup.algorithm.info.personal:
-        theta = next(iter(setup.algorithm.models(state.server, None).values()))
-        found = evaluate(setup.problem, theta, setup.federation.examples("validation"), everybody)
-        return float(found.scores.cpu().mean())
-    watching = replace(setup, evaluation=replace(setup.evaluation, part="validation"))
-    scores = setup.clients.evaluate(watching, state, everybody, with_scores=True).scores
-    return float(next(iter(scores.values())).mean())

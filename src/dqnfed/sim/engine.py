@@ -33,12 +33,14 @@ from dqnfed.core.screening import (
 from dqnfed.core.tensors import all_finite, gather, named_parameters, row
 from dqnfed.sim.accelerate import Acceleration, acceleration, acceleration_for
 from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
+from dqnfed.sim.choice import LAST
 from dqnfed.sim.clients import Answers
-from dqnfed.sim.early_stop import check_patience, out_of_patience
+from dqnfed.sim.early_stop import check_patience
 from dqnfed.sim.journal import DeferredLog, Journal, described_clients
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.observers import Observer, report_failure
+from dqnfed.sim.selection import check_select, kept_facts, kept_model, kept_record, watch_validation
 from dqnfed.sim.state import Evaluation, Record, Setup, State
 from dqnfed.sim.tasks import TaskBuilder, sampled_clients
 
@@ -64,12 +66,14 @@ def run(
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
     accelerate: bool | None = None,  # False: every computation in its plain form; None: where there is little to do
+    select: str | None = None,  # which model is kept, as `Evaluation.select`, whose value it replaces
 ) -> RunResult:
     """Return the result of training for the given number of rounds; with `out`, everything is on disk as it happens.
 
     A run is a function of its arguments: the same call gives the same bits, and a killed run that is resumed ends
     with the bits of one that was not. Ctrl-C finishes the round, saves and returns; a second one stops at once.
     """
+    evaluation = evaluation or Evaluation()
     setup, faster = set_up(
         algorithm,
         problem,
@@ -78,7 +82,7 @@ def run(
         participation=participation,
         seed=seed,
         cohort=cohort,
-        evaluation=evaluation,
+        evaluation=evaluation if select is None else replace(evaluation, select=select),
         policy=policy,
         accelerate=accelerate,
     )
@@ -142,6 +146,7 @@ def run_loop(
     """Return the result of a run that is set up, wherever its clients are."""
     check_min_replies(setup.policy, setup.cohort_size)
     check_patience(setup)
+    check_select(setup)
     faster = faster or acceleration(enabled=False)
     if out is None:
         if resume:
@@ -242,12 +247,12 @@ def run_round(
     record["status"] = step.status.value
     if state.stopped:
         record["reason"] = state.stopped
-    is_last = state.round == setup.rounds - 1 or bool(state.stopped)
-    is_due = (state.round + 1) % setup.evaluation.every == 0
-    evaluated, rows = measured(setup, state, clients, before, evaluate_all=is_last or is_due)
+    wanted, is_last = setup.evaluation, state.round == setup.rounds - 1 or bool(state.stopped)
+    evaluates = is_last or (state.round + 1) % wanted.every == 0
+    evaluated, rows = measured(setup, state, clients, before, evaluate_all=evaluates)
     record.update(evaluated)
-    watches = setup.evaluation.patience is not None and is_due and not is_last
-    if watches and (reason := out_of_patience(setup, state)):
+    validates = evaluates and (wanted.select != LAST or wanted.patience is not None)
+    if validates and (reason := watch_validation(setup, state, is_last=is_last)):
         state.stopped = record["reason"] = reason
         record["status"] = Status.STOP.value
     record.update(notes)
@@ -354,7 +359,7 @@ def unused_settings(algorithm: AnyAlgorithm) -> list[str]:
 def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, Any]) -> RunResult:
     """Return the result, after writing the model and the summary to the run's folder."""
     problem = setup.problem
-    last = next(r for r in reversed(journal.history) if r["accuracy"] is not None)
+    evaluated = kept_record(state, journal.history)
     summary = {
         "name": settings.get("name", "run"),
         "algorithm": settings.get("algorithm", {}).get("name", type(setup.algorithm).__name__),
@@ -364,9 +369,10 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "status": "stopped" if state.stopped else "finished" if state.round >= setup.rounds else "interrupted",
         "reason": state.stopped,
         "score": problem.score_name,
-        "accuracy": last["accuracy"],
-        "train_loss": last["train_loss"],
-        "models": last.get("models", {}),
+        **kept_facts(setup, state),
+        "accuracy": evaluated["accuracy"],
+        "train_loss": evaluated["train_loss"],
+        "models": evaluated.get("models", {}),
         "start": state.start,
         "rho_mean": state.rho_sum / state.rho_n if state.rho_n else None,
         "totals": state.totals,
@@ -374,7 +380,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "n_clipped": state.n_clipped,
         "unused": unused_settings(setup.algorithm),
     }
-    theta = _global_model(setup, state).detach().cpu()
+    theta = kept_model(setup, state).detach().cpu()
     if journal.folder is not None:
         journal.folder.write_model(
             named_parameters(theta, problem.layout), model_metadata(problem.layout, problem.model_spec)
@@ -433,6 +439,7 @@ def _identity(setup: Setup) -> Record:
         "clients": setup.federation.n_clients,
         "parameters": setup.problem.n_parameters,
         "clients a round": setup.cohort_size,
+        "eval.select": setup.evaluation.select,
     }
 
 
@@ -444,13 +451,6 @@ def _account(state: State, record: Record) -> None:
         state.rho_n += 1
     state.n_dropped += len(record["dropped"])
     state.n_clipped += len(record["clipped"])
-
-
-def _global_model(setup: Setup, state: State) -> Tensor:
-    if setup.algorithm.info.personal:
-        theta: Tensor = state.server.theta
-        return theta
-    return next(iter(setup.algorithm.models(state.server, None).values()))
 
 
 def plain_config(setup: Setup, participation: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.runners import CohortRunner, IndexedRunner, PerClientRunner
 from dqnfed.core.screening import Policy
+from dqnfed.sim.choice import LAST, SELECTS, Choice
 from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.tasks import TaskBuilder
@@ -32,12 +33,14 @@ class Evaluation:
     part: str = "test"  # train | validation | test: the examples that the score is taken on
     metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
     patience: int | None = None  # evaluations without a better mean validation score before the run stops
+    select: str = LAST  # last | loss | mean | worst10 | worst5 | min: which model is kept, by validation examples
 
     def __post_init__(self) -> None:
         check_range(self, "every", low=1)
         check_range(self, "participants_every", low=1)
         check_choice(self, "part", ("train", "validation", "test"))
         check_choice(self, "metrics", ("per-client", "aggregate-only"))
+        check_choice(self, "select", SELECTS)
         if self.patience is not None:
             check_range(self, "patience", low=1)
 
@@ -86,6 +89,8 @@ class State:
     stopped: str = ""  # why the method ended the run
     start: Record = field(default_factory=dict)  # the start model's evaluation
     best: Record = field(default_factory=dict)  # score, round, waited: of early stopping
+    choice: Choice = field(default_factory=Choice)  # which round's model is the best so far, where the best one is kept
+    kept: dict[str, Tensor] = field(default_factory=dict)  # that model: see `selection.snapshot`
     totals: dict[str, float] = field(
         default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}
     )

@@ -1,4 +1,4 @@
-"""One client in ten lies: about its rate, about the size of its gradient, about its direction."""
+"""One client in ten sends false values: its rate, the size of its gradient, or its direction."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dqnfed.experiments.experiment import build_problem
 from tests.helpers.bowls import Case, federation_of, labelled_clients, linear_model
 from tests.helpers.flower import Fault, deployed, scaled
 
-ROUNDS, LIAR = 20, 3
+ROUNDS, HOSTILE = 20, 3
 FROM_THE_GRADIENT = ("gradient", "gradient_change", "curvature", "probed_slope", "probed_curvature")
-LIES: dict[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     "rate x 1e6": scaled(1e6, "rate"),
     "gradient x 1e6": scaled(1e6, "gradient", "delta"),
     "sign flipped, x 10": scaled(-10.0, "gradient", "delta"),
@@ -39,8 +39,8 @@ def digits_clients(seed: int = 0) -> Case:
     return Case(built.problem, built.federation)
 
 
-def without_the_liar(case: Case) -> Case:
-    others = torch.tensor([c for c in range(10) if c != LIAR])
+def without_the_hostile_client(case: Case) -> Case:
+    others = torch.tensor([c for c in range(10) if c != HOSTILE])
 
     def cut(part: Examples) -> Examples:
         rows, sizes = part.rows(others), part.sizes[others]
@@ -50,13 +50,13 @@ def without_the_liar(case: Case) -> Case:
     return Case(case.problem, Federation(cut(federation.train), cut(federation.test), n_classes=federation.n_classes))
 
 
-def with_the_liar(
-    algorithm: AnyAlgorithm, case: Case, policy: Policy, lie: Fault, *, rounds: int = ROUNDS
+def with_the_hostile_client(
+    algorithm: AnyAlgorithm, case: Case, policy: Policy, fault: Fault, *, rounds: int = ROUNDS
 ) -> RunResult:
     return deployed(
         algorithm,
         case,
-        lambda moment: lie if moment.is_training and moment.client == LIAR else None,
+        lambda moment: fault if moment.is_training and moment.client == HOSTILE else None,
         rounds=rounds,
         policy=policy,
         evaluation=SELDOM,
@@ -64,65 +64,65 @@ def with_the_liar(
 
 
 def others_loss(result: RunResult, round: int = ROUNDS - 1) -> float:
-    losses = [float(row[4]) for row in result.client_rows if row[0] == round and row[1] != LIAR]
+    losses = [float(row[4]) for row in result.client_rows if row[0] == round and row[1] != HOSTILE]
     assert len(losses) == 9
     return sum(losses) / 9
 
 
 def loss_without(algorithm: AnyAlgorithm, case: Case, policy: Policy) -> float:
-    small = without_the_liar(case)
+    small = without_the_hostile_client(case)
     result = run(algorithm, small.problem, small.federation, rounds=ROUNDS, policy=policy, evaluation=SELDOM)
     return float(result.summary["train_loss"]["mean"])
 
 
-def assert_harmless(case: Case, lie: str) -> None:
-    result = with_the_liar(DQNFed(), case, POLICY, LIES[lie])
+def assert_harmless(case: Case, fault: str) -> None:
+    result = with_the_hostile_client(DQNFed(), case, POLICY, FAULTS[fault])
     found = others_loss(result)
     assert found <= 1.25 * loss_without(DQNFed(), case, POLICY)
     assert found <= 0.5 * others_loss(result, -1)
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_liar_does_not_steer_the_model(lie: str) -> None:
-    assert_harmless(softmax_clients(), lie)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_hostile_client_does_not_steer_the_model(fault: str) -> None:
+    assert_harmless(softmax_clients(), fault)
 
 
-@pytest.mark.parametrize("lie", ["gradient x 1e6", "sign flipped, x 10"])
-def test_a_liar_does_not_steer_a_network(lie: str) -> None:
-    assert_harmless(digits_clients(), lie)
+@pytest.mark.parametrize("fault", ["gradient x 1e6", "sign flipped, x 10"])
+def test_a_hostile_client_does_not_steer_a_network(fault: str) -> None:
+    assert_harmless(digits_clients(), fault)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("lie", LIES)
-def test_a_liar_does_not_steer_any_of_five_networks(lie: str, seed: int) -> None:
-    assert_harmless(digits_clients(seed), lie)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_hostile_client_does_not_steer_any_of_five_networks(fault: str, seed: int) -> None:
+    assert_harmless(digits_clients(seed), fault)
 
 
-def test_with_a_clipped_norm_fedavg_survives_the_liars_too() -> None:
+def test_with_a_clipped_norm_fedavg_survives_them_too() -> None:
     """The gradients' mean has no rates and drops nobody; clipping alone bounds what one of ten can do to it."""
     case, policy = softmax_clients(), Policy(max_update_norm=2.0)
-    for lie in ("gradient x 1e6", "sign flipped, x 10"):
-        result = with_the_liar(FedAvg(lr=1.0), case, policy, LIES[lie])
+    for fault in ("gradient x 1e6", "sign flipped, x 10"):
+        result = with_the_hostile_client(FedAvg(lr=1.0), case, policy, FAULTS[fault])
         assert others_loss(result) <= 0.5 * others_loss(result, -1)
 
 
 def test_without_policies_a_huge_gradient_wrecks_fedavg() -> None:
     case, trusting = softmax_clients(), Policy(max_update_norm=math.inf)
-    result = with_the_liar(FedAvg(lr=1.0), case, trusting, LIES["gradient x 1e6"])
+    result = with_the_hostile_client(FedAvg(lr=1.0), case, trusting, FAULTS["gradient x 1e6"])
     assert not others_loss(result) <= 100 * others_loss(result, -1)
 
 
-def reasons(lie: str) -> list[list[str]]:
-    """Return why the liar was left out, round by round."""
-    result = with_the_liar(DQNFed(), softmax_clients(), POLICY, LIES[lie], rounds=4)
-    return [[f["why"] for f in record["dropped"] if f["client"] == LIAR] for record in result.history[1:]]
+def reasons(fault: str) -> list[list[str]]:
+    """Return why the hostile client was left out, round by round."""
+    result = with_the_hostile_client(DQNFed(), softmax_clients(), POLICY, FAULTS[fault], rounds=4)
+    return [[f["why"] for f in record["dropped"] if f["client"] == HOSTILE] for record in result.history[1:]]
 
 
 def test_whom_the_policies_touched_is_written_down() -> None:
     assert reasons("sign flipped, x 10") == 4 * [["loss does not change as its gradient says"]]
     assert reasons("rate x 1e6") == 4 * [["rate is larger than its loss allows"]]
-    result = with_the_liar(DQNFed(), softmax_clients(), POLICY, LIES["gradient x 1e6"], rounds=4)
+    result = with_the_hostile_client(DQNFed(), softmax_clients(), POLICY, FAULTS["gradient x 1e6"], rounds=4)
     for record in result.history[1:]:
-        assert [note["client"] for note in record["clipped"]] == [LIAR]
-        assert LIAR in [fault["client"] for fault in record["dropped"]]
+        assert [note["client"] for note in record["clipped"]] == [HOSTILE]
+        assert HOSTILE in [fault["client"] for fault in record["dropped"]]

@@ -1,0 +1,97 @@
+"""Which model of a run is kept: the last one, or the best one on the clients' validation examples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dqnfed.sim.choice import LAST, RULES, updated_choice, validation_value
+from dqnfed.sim.early_stop import out_of_patience
+from dqnfed.sim.state import Record, Setup, State
+
+logger = logging.getLogger("dqnfed")
+
+
+def check_select(setup: Setup) -> None:
+    """Raise where the best model is asked for and there are no validation examples to find it with."""
+    select = setup.evaluation.select
+    if select != LAST and setup.federation.validation is None:
+        raise ValueError(
+            f'`eval.select` is "{select}" ({RULES[select]}), but not every client has validation examples; hold some '
+            'out (`validation=0.1`, in a config `data.validation = 0.1`), or keep the last model (`select = "last"`).'
+        )
+
+
+def watch_validation(setup: Setup, state: State, *, is_last: bool) -> str:
+    """Keep the present model if it is the best so far, and return why the run should stop now, or nothing.
+
+    Clients are asked once for both; not at all where neither is wanted.
+    """
+    wanted = setup.evaluation
+    watches = wanted.patience is not None and not is_last
+    if wanted.select == LAST and not watches:
+        return ""
+    found = setup.clients.validate(setup, state)
+    if wanted.select != LAST:
+        value = validation_value(wanted.select, found.losses, found.scores)
+        choice = updated_choice(state.choice, wanted.select, state.round, value)
+        if choice.round == state.round:
+            state.kept = snapshot(setup, state)
+        state.choice = choice
+    return out_of_patience(setup, state, found.scores) if watches else ""
+
+
+def snapshot(setup: Setup, state: State) -> dict[str, Tensor]:
+    """Return copies of what the present evaluation was of: the model and, where clients have their own, the memories.
+
+    The copies stay on the device. Memories that clients keep elsewhere are represented by what the server has of them.
+    """
+    named = {"theta": global_model(setup, state)}
+    if setup.algorithm.info.personal:
+        named.update(state.memory.named())
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+def global_model(setup: Setup, state: State) -> Tensor:
+    """Return the method's primary model or, where clients have their own, the server's."""
+    if setup.algorithm.info.personal:
+        theta: Tensor = state.server.theta
+        return theta
+    return next(iter(setup.algorithm.models(state.server, None).values()))
+
+
+def kept_model(setup: Setup, state: State) -> Tensor:
+    """Return the model that the run ends with."""
+    return state.kept["theta"] if state.choice.round is not None else global_model(setup, state)
+
+
+def kept_record(state: State, history: list[Record]) -> Record:
+    """Return the evaluation of the kept model; of the last one, the last that was made."""
+    evaluated = [record for record in history if record["accuracy"] is not None]
+    return next((record for record in evaluated if record["round"] == state.choice.round), evaluated[-1])
+
+
+def kept_facts(setup: Setup, state: State) -> Record:
+    """Return what the summary says about the kept model."""
+    select, choice = setup.evaluation.select, state.choice
+    if select == LAST:
+        return {"select": select, "kept_round": state.round - 1}
+    if choice.round is None:
+        logger.warning("no evaluation had finite validation values (`eval.select`): the last model is kept")
+        return {"select": select, "kept_round": state.round - 1, "kept_validation": None}
+    found = {"value": choice.value, "evaluations": choice.n_evaluations}
+    return {"select": select, "kept_round": choice.round, "kept_validation": found}
+
+
+def kept_line(summary: Mapping[str, Any]) -> str:
+    """Return the sentence about the kept model for a terminal or a log; nothing where it is the last one."""
+    select = summary.get("select", LAST)
+    if select == LAST:
+        return ""
+    if summary["kept_validation"] is None:
+        return "kept the last model (no evaluation had finite validation values)"
+    n = summary["kept_validation"]["evaluations"]
+    return f"kept the model of round {summary['kept_round']} ({RULES[select]}, {n} evaluation{'s' if n > 1 else ''})"
