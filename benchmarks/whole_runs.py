@@ -1,6 +1,6 @@
 """Seconds of whole runs in one process, one after the other, without a run folder: what a GPU's short rounds add up to.
 
-python benchmarks/whole_runs.py cifar10-setup1 dqn-fed --set eval.every=20 eval.participants=false
+python benchmarks/whole_runs.py cifar10-setup1-full dqn-fed --set eval.every=20 eval.participants=false
 
 A first run of 200 rounds is not timed: it loads libraries and chooses kernels. `start` ends when a run's first round is
 told of, the evaluation of the start model included; the median round is one without an evaluation.

@@ -26,10 +26,10 @@ from tests.contract.cases import (
     EDGES,
     LOCAL_WORK,
     METHODS,
+    REFUSED_EDGES,
+    REFUSED_SETTINGS,
     five_rounds,
     hard_case,
-    refusal_of,
-    share_for,
     suited_case,
     turns_of,
 )
@@ -141,7 +141,7 @@ def test_steps_leave_their_arguments_alone(name: str) -> None:
 def test_later_steps_leave_earlier_states_alone(name: str) -> None:
     """After four rounds, everything that was sent, kept or returned on the way still has the bits that it had then."""
     case = suited_case(name)
-    size = cohort_size(share_for(name, case, 2 / 3), case.federation.n_clients)
+    size = cohort_size(2 / 3, case.federation.n_clients)
     held: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
 
     def hold(turn: Turn) -> None:
@@ -157,15 +157,26 @@ def test_later_steps_leave_earlier_states_alone(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_stays_finite_on_hard_federations(name: str, edge: str) -> None:
     case = hard_case(name, edge)
-    refusal = refusal_of(name, case, case.participation)
-    if refusal is not None:
-        pytest.skip(f"{name} refuses: {refusal}")
     seldom = Evaluation(every=2)
-    result = run(
-        REGISTRY[name](), case.problem, case.federation, rounds=3, participation=case.participation, evaluation=seldom
-    )
-    assert "not finite" not in result.summary["reason"]
-    assert is_finite(result)
+
+    def result() -> RunResult:
+        share = case.participation
+        return run(REGISTRY[name](), case.problem, case.federation, rounds=3, participation=share, evaluation=seldom)
+
+    if (name, edge) in REFUSED_EDGES:
+        with pytest.raises(ValueError, match=REFUSED_EDGES[name, edge]):
+            result()
+        return
+    found = result()
+    assert "not finite" not in found.summary["reason"]
+    assert is_finite(found)
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in REFUSED_SETTINGS.items() for key in keys])
+def test_settings_of_the_table_are_refused_by_name(name: str, key: str) -> None:
+    case, n_clients = suited_case(name), suited_case(name).federation.n_clients
+    with pytest.raises(ValueError, match=f"`{key}` must be"):
+        REGISTRY[name](**{key: LOCAL_WORK["mini-batches"][key]}).prepare(case.problem, n_clients, n_clients)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -213,7 +224,6 @@ class Interrupter:
 @pytest.mark.parametrize("name", METHODS)
 def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> None:
     case = suited_case(name)
-    share = share_for(name, case, 0.5)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
 
     def result_in(out: Path, *, resume: bool = False, observers: tuple[Interrupter, ...] = ()) -> RunResult:
@@ -222,7 +232,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path)
             case.problem,
             case.federation,
             rounds=5,
-            participation=share,
+            participation=0.5,
             evaluation=Evaluation(every=2),
             out=out,
             resume=resume,

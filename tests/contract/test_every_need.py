@@ -6,7 +6,7 @@ import pytest
 
 from dqnfed.algorithms import REGISTRY
 from dqnfed.sim.engine import cohort_size
-from tests.contract.cases import METHODS, share_for, suited_case
+from tests.contract.cases import METHODS, suited_case
 from tests.helpers.recording import LEVELS, Asked
 from tests.helpers.turns import played_turns
 
@@ -26,7 +26,7 @@ def test_the_first_need_is_that_of_the_default_method(name: str) -> None:
 def test_a_server_asks_exactly_for_what_it_needs(name: str, share: float) -> None:
     case, asked = suited_case(name), Asked()
     n_clients = case.federation.n_clients
-    size = cohort_size(share_for(name, case, share), n_clients)
+    size = cohort_size(share, n_clients)
     algorithm = REGISTRY[name](**SHORT_STAGES.get(name, {}))
     played_turns(algorithm, case, rounds=4, cohort_size=size, replies=asked)
     prepared = algorithm.prepare(case.problem, n_clients, size)

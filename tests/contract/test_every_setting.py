@@ -53,6 +53,7 @@ VALUES: dict[str, Any] = {
     "fcfl.sensitive": 1,  # the second of two inputs
     "agnostic-fair.n_classes": 3,
     "fcfl.max_disparity": 0.9,
+    "fedexp.eps": 0.0,  # above these clients' squared updates the step is FedAvg's
     "fedcorr.relabel_share": 1.0,
     "fedcorr.clean_level": 0.5,
 }
@@ -295,7 +296,9 @@ def check_effect(name: str, field: str, value: Any, base: Changes = ()) -> str |
         if isinstance(default, str):
             continue  # the method is not for this context
         if isinstance(changed, str):
-            assert OLD_NAMES.get(field, field) in changed, f"the refusal does not name `{field}`: {changed}"
+            key = OLD_NAMES.get(field, field)
+            named = re.search(rf"`{key}\b|\b{key}=", changed)  # `step` or step='match', not "the first step"
+            assert named, f"the refusal does not name `{field}`: {changed}"
             refusal = changed
         elif is_default(default, changed, field, value):
             return None

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import made_up_cifar10
+from dqnfed.data.load import load
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -31,6 +34,22 @@ def test_whole_runs_are_timed(tmp_path: Path) -> None:
     assert len(runs) == 2
     assert all("of which start" in line for line in runs)
     assert last.startswith("median of 2: ")
+
+
+def test_made_up_images_are_read_as_cifar10_and_real_ones_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DQNFED_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("DQNFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(made_up_cifar10, "N_IMAGES", 20)
+    made_up_cifar10.main()
+    raw = load("cifar10")
+    assert raw.inputs.shape == (120, 3, 32, 32)
+    assert raw.targets.bincount().tolist() == [12] * 10
+    assert raw.is_test is not None
+    assert int(raw.is_test.sum()) == 20
+    with pytest.raises(SystemExit, match="exists and is left alone"):
+        made_up_cifar10.main()
 
 
 def printed(script: str, options: list[str], folder: Path) -> str:

@@ -40,6 +40,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert packed == package
     assert "dqnfed/py.typed" in packed
     assert "dqnfed/experiments/presets/digits.toml" in packed
+    assert "dqnfed/data/files/heart/processed.va.data" in packed
+    assert "dqnfed/data/files/heart/LICENCE.md" in packed
     assert {"entry_points.txt", "licenses/LICENSE"} <= information
 
 

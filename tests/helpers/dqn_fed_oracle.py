@@ -1,8 +1,8 @@
 """Whole runs of DQN-Fed in gradient mode, written again from its mathematics: nothing is shared with the package.
 
 Dense n x n matrices instead of limited memories, whole vectors instead of their products, a dictionary of cached
-answers instead of a matrix of rows, and least-distance programming by SciPy's NNLS instead of pivoting. Every client
-answers, with finite numbers and a gradient that is not zero.
+replies instead of a matrix of rows, and least-distance programming by SciPy's NNLS instead of pivoting. Every client
+replies, with finite numbers and a gradient that is not zero.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Settings(NamedTuple):
     growth: float = 2.0  # the longest step, in lengths of the one before
     ridge: float = 1e-6  # on the Gramian of the unit rows
     rate_bounds: float = 1000.0  # how far a rate per squared gradient may be from the median
-    cached_clients: int = 50  # clients whose last answers are kept
+    cached_clients: int = 50  # clients whose last replies are kept
     cap: bool = True  # rates at most twice the loss above its floor
     floor: float = 0.0  # no loss is below this
 
@@ -52,8 +52,8 @@ class Pair(NamedTuple):
         return bool(self.s @ self.y > 1e-8 * np.linalg.norm(self.s) * np.linalg.norm(self.y))
 
 
-class Answer(NamedTuple):
-    """What a client said in one round."""
+class ClientReply(NamedTuple):
+    """What a client sends in one round."""
 
     round: int
     gradient: FloatArray
@@ -134,12 +134,12 @@ class DQNFedOracle:
         self.last_length: float | None = None  # of the last step; None before the first one
         self.scales: dict[int, float] = {}  # of every client's newest pair
         self.metric: list[Pair] = []
-        self.cache: dict[int, Answer] = {}
+        self.cache: dict[int, ClientReply] = {}
         self.run = OracleRun([], [], Counter())
 
     def play(self, round: int, cohort: Sequence[int]) -> None:
         """Play one round, and write down theta and the status."""
-        new = self.bounded({k: self.answer(k, round) for k in cohort})
+        new = self.bounded({k: self.reply(k, round) for k in cohort})
         if self.has_metric and self.last_length is not None:
             self.learn_metric(np.mean([a.change for a in new.values()], axis=0))
         u, served = self.step(list(new.values()), [a for k, a in self.cache.items() if k not in new])
@@ -154,15 +154,15 @@ class DQNFedOracle:
             self.last_length = length
         self.run.thetas.append(self.theta)
 
-    def answer(self, k: int, round: int) -> Answer:
-        """Return what client k says at theta: before the first step it probes its curvature along its gradient."""
+    def reply(self, k: int, round: int) -> ClientReply:
+        """Return what client k sends at theta: before the first step it probes its curvature along its gradient."""
         loss, g = self.f(k, self.theta)
         if self.last_length is None:
             move = probe(self.theta, g)
             curvature = abs(Pair(move, g - self.f(k, self.theta - move)[1]).curvature)
-            return Answer(round, g, self.capped(float(g @ g) / curvature, loss), math.nan, np.zeros_like(g))
+            return ClientReply(round, g, self.capped(float(g @ g) / curvature, loss), math.nan, np.zeros_like(g))
         pair = Pair(self.theta - self.before, g - self.f(k, self.before)[1])
-        return Answer(round, g, self.capped(self.learnt_rate(k, pair, g), loss), pair.curvature, pair.y)
+        return ClientReply(round, g, self.capped(self.learnt_rate(k, pair, g), loss), pair.curvature, pair.y)
 
     def learnt_rate(self, k: int, pair: Pair, g: FloatArray) -> float:
         """Return g'Hg, H from the client's newest pair alone; of the one before it, only the scale is kept."""
@@ -180,17 +180,17 @@ class DQNFedOracle:
         self.run.rules["capped"] += is_capped
         return most if is_capped else rate
 
-    def bounded(self, answers: dict[int, Answer]) -> dict[int, Answer]:
-        """Return the answers with rates whose ratios to g'g are held to the cohort's median; unknown ones become it."""
-        squares = {k: float(a.gradient @ a.gradient) for k, a in answers.items()}
-        ratios = {k: a.rate / squares[k] for k, a in answers.items()}
+    def bounded(self, replies: dict[int, ClientReply]) -> dict[int, ClientReply]:
+        """Return the replies with rates whose ratios to g'g are held to the cohort's median; unknown ones become it."""
+        squares = {k: float(a.gradient @ a.gradient) for k, a in replies.items()}
+        ratios = {k: a.rate / squares[k] for k, a in replies.items()}
         known = [ratio for ratio in ratios.values() if ratio > 0.0]  # NaN is not
         middle = float(np.median(known)) if known else 1.0
         least, most = middle / self.settings.rate_bounds, middle * self.settings.rate_bounds
         trusted = {k: min(max(ratio, least), most) if ratio > 0.0 else middle for k, ratio in ratios.items()}
         self.run.rules["bounded"] += sum(trusted[k] != ratio for k, ratio in ratios.items() if ratio > 0.0)
         self.run.rules["no known rate"] += not known
-        return {k: a._replace(rate=trusted[k] * squares[k]) for k, a in answers.items()}
+        return {k: a._replace(rate=trusted[k] * squares[k]) for k, a in replies.items()}
 
     def learn_metric(self, change: FloatArray) -> None:
         """Add the change of the cohort's mean gradient along the last step."""
@@ -202,7 +202,7 @@ class DQNFedOracle:
             self.run.rules["forgotten pair"] += len(self.metric) > self.settings.metric_memory
             self.metric = self.metric[-self.settings.metric_memory :]
 
-    def step(self, present: list[Answer], absent: list[Answer]) -> tuple[FloatArray, list[Answer]]:
+    def step(self, present: list[ClientReply], absent: list[ClientReply]) -> tuple[FloatArray, list[ClientReply]]:
         """Return the step and whom it is for: everybody, else those who are present, else it is zero."""
         H = inverse_hessian(self.metric, len(self.theta))
         for served in [present + absent, present] if absent else [present]:
@@ -214,7 +214,7 @@ class DQNFedOracle:
             self.run.rules["absent left out"] += served is not present
         return np.zeros_like(self.theta), present
 
-    def length(self, u: FloatArray, served: list[Answer], cohort: Sequence[int]) -> float:
+    def length(self, u: FloatArray, served: list[ClientReply], cohort: Sequence[int]) -> float:
         """Return the length of the move along u; before the first one, the cohort measures its curvature along u."""
         curvatures = [a.curvature for a in served]
         if self.last_length is None:
@@ -232,12 +232,12 @@ class DQNFedOracle:
         self.run.rules["by floored curvature"] += rule == "by curvature" and trusted[decides] != curvatures[decides]
         return min(share * norm, limit)
 
-    def refresh_cache(self, new: dict[int, Answer], round: int) -> None:
-        """Keep the new answers, and of the others the newest that are not too old; a hash decides within a round."""
+    def refresh_cache(self, new: dict[int, ClientReply], round: int) -> None:
+        """Keep the new replies, and of the others the newest that are not too old; a hash decides within a round."""
 
-        def age(item: tuple[int, Answer]) -> tuple[int, int]:
-            k, answer = item
-            return -answer.round, -(((k + 40503 * answer.round) * 2654435761) % 2**32)
+        def age(item: tuple[int, ClientReply]) -> tuple[int, int]:
+            k, reply = item
+            return -reply.round, -(((k + 40503 * reply.round) * 2654435761) % 2**32)
 
         patience = 4 * math.ceil(self.n_clients / len(new))
         absent = [(k, a) for k, a in self.cache.items() if k not in new]

@@ -138,14 +138,22 @@ class AgnosticFair(LocalWork[AgnosticFairServer, Empty, GroupLosses | AgnosticFa
         return AgnosticFairUpdate(sent.theta - local), memory
 
     def _group_losses(self, problem: Problem, task: Task, theta: Tensor) -> GroupLosses:
-        losses = problem.losses(problem.predict(theta, task.inputs), task.targets) + 0.5 * problem.ridge * (
-            theta.square().sum()
-        )
+        outputs = problem.predict(theta, task.inputs)
+        self._check_classes(problem, outputs.shape[-1])
+        losses = problem.losses(outputs, task.targets) + 0.5 * problem.ridge * theta.square().sum()
         if self.groups != "class":
             return GroupLosses((losses * task.mask).sum(), task.mask.sum())
         is_member = task.targets[:, None] == torch.arange(self.n_classes or 1, device=task.targets.device)
         members = is_member.to(losses.dtype) * task.mask[:, None]
         return GroupLosses(losses @ members, members.sum(0))
+
+    def _check_classes(self, problem: Problem, n_outputs: int) -> None:
+        """Refuse fewer groups than classes: examples of the others would have no weight."""
+        if self.n_classes is not None and self.n_classes < n_outputs and problem.losses is cross_entropies:
+            raise ValueError(
+                f"AgnosticFair: `n_classes` must be at least the number of the model's outputs, {n_outputs}, but is "
+                f"{self.n_classes}; every class is a group. Leave `n_classes` out, or use groups='client'."
+            )
 
     def _reweighted(self, problem: Problem, alpha: Tensor) -> Problem:
         if self.groups != "class":

@@ -37,7 +37,7 @@ class TrustState(NamedTuple):
     scale: Tensor  # []     the largest median loss so far: differences of losses are rounded like it
     losses: Tensor  # [C]   at the model before the last step; NaN: no reply then
     slopes: Tensor  # [C]   first-order changes over the last step, by the gradients before it
-    doubts: Tensor  # [C]   share of the claimed change that the losses did not show, at the last reply
+    shortfalls: Tensor  # [C] share of the claimed change that the losses did not show, at the last reply
     verdicts: Tensor  # [C] whether and why the client is left out of this round's step
 
 
@@ -144,15 +144,17 @@ class Trust:
         return trapezoid_shortfall(before, after, change, torch.finfo(replies.dtype(field)).eps * float(state.scale))
 
     def _with_verdicts(self, state: TrustState, cohort: Cohort, found: FloatArray, excess: FloatArray) -> TrustState:
-        """Return the record with new doubts, old ones where there are none (NaN), and the worst clients left out."""
+        """Return the record with new shortfalls, old ones where these are unknown (NaN), the worst clients left out."""
         clients = cohort.clients
-        doubts = np.where(np.isfinite(found), found, state.doubts[clients].numpy())
-        worst = np.maximum(doubts, excess)
-        suspects = np.argsort(-worst, kind="stable")[: self._may_drop(cohort)]
+        shortfalls = np.where(np.isfinite(found), found, state.shortfalls[clients].numpy())
+        worst = np.maximum(shortfalls, excess)
+        largest = np.argsort(-worst, kind="stable")[: self._may_drop(cohort)]
         verdicts = torch.full_like(state.verdicts, OK)
-        for k in suspects[worst[suspects] > MAX_SHORTFALL]:
+        for k in largest[worst[largest] > MAX_SHORTFALL]:
             verdicts[clients[k]] = RATE if excess[k] > MAX_SHORTFALL else LOSS
-        return state._replace(doubts=state.doubts.index_copy(0, clients, torch.from_numpy(doubts)), verdicts=verdicts)
+        return state._replace(
+            shortfalls=state.shortfalls.index_copy(0, clients, torch.from_numpy(shortfalls)), verdicts=verdicts
+        )
 
 
 def unclipped(values: FloatArray, cohort: Cohort) -> FloatArray:

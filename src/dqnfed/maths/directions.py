@@ -129,7 +129,7 @@ def drop_outlier_rows(
 ) -> BoolArray:
     """Return which rows to keep so that no single row makes the "at least" step `stretch` times as long as it would be.
 
-    A row that lies about its rate, or points against the others, is met at their expense: the step grows long for its
+    A row with a false rate, or one that points against the others, is met at their expense: the step grows long for its
     sake, and every curvature bound then shortens it. The row without which the step would be shortest goes first; at
     most `max_share` of all rows are dropped, after those that leave no step at all (`compatible_rows`).
     """

@@ -73,12 +73,3 @@ def norm_of(v: Tensor) -> float:
 def bordered(A: FloatArray, B: FloatArray, C: FloatArray) -> FloatArray:
     """Return [A B; B' C]."""
     return np.block([[A, B], [B.T, C]])
-
-
-def squared_norms(G: Tensor, *, block: int = 8 * BLOCK) -> Tensor:
-    """Return the squared length of every row of G, float64 on the CPU, from one pass over G."""
-    dtype = torch.promote_types(G.dtype, torch.float32)
-    total = torch.zeros(len(G), dtype=torch.float64, device=G.device)
-    for start in range(0, G.shape[1], block):
-        total += torch.linalg.vector_norm(G[:, start : start + block].to(dtype), dim=1).double().square()
-    return total.cpu()

@@ -146,11 +146,6 @@ def _checked_box(y: FloatArray, lower: FloatArray, upper: FloatArray) -> tuple[F
     return y, low, high
 
 
-def load_lapack() -> None:
-    """Load the library behind `cone_weights` now: a quarter of a second that the first round would take longer."""
-    from scipy.linalg import lapack  # noqa: F401
-
-
 def nnls(A: FloatArray, b: FloatArray) -> FloatArray | None:
     """Return argmin ||A z - b|| over z >= 0 (Lawson & Hanson 1974), or None where the iteration limit is reached."""
     from scipy import optimize  # half a second, and most runs never come here

@@ -4,7 +4,6 @@
 alpha 0 under every rule but the paper's, which has no choice.
 """
 
-from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -125,29 +124,6 @@ def rate_excess(rates: FloatArray, room: FloatArray) -> FloatArray:
     """Return the share of each rate above twice what its loss can fall by (`room`); an unknown rate has no excess."""
     known = rates > 0.0  # NaN is not
     return np.where(known, (rates - 2.0 * np.maximum(room, 0.0)) / np.where(known, rates, 1.0), 0.0)
-
-
-def line_search_length(
-    trial_losses: Callable[[float], FloatArray],
-    losses: FloatArray,
-    slopes: FloatArray,
-    start: float,
-    *,
-    sufficient: float = 1e-4,
-    max_halvings: int = 40,
-) -> float:
-    """Return the first of start, start/2, start/4, ... at which all clients pass `armijo_holds`; 0 if none does.
-
-    `trial_losses` gives the [K] losses at theta - alpha u. Zero means Pareto-stationary as far as u can tell.
-    """
-    if np.min(slopes) <= 0.0:
-        return 0.0
-    alpha = start
-    for _ in range(max_halvings + 1):
-        if armijo_holds(losses, trial_losses(alpha), slopes, alpha, sufficient=sufficient):
-            return alpha
-        alpha /= 2.0
-    return 0.0
 
 
 def is_stationary(alpha: float, step_norm: float, theta_norm: float, *, rtol: float = 1e-10) -> bool:

@@ -133,6 +133,12 @@ def test_auto_takes_classes_where_there_are_some() -> None:
         AgnosticFair(n_classes=3).prepare(bowl, 2, 2)
 
 
+def test_fewer_groups_than_classes_are_refused() -> None:
+    problem, federation = classes(2)
+    with pytest.raises(ValueError, match="`n_classes` must be at least the number of the model's outputs, 3, but is 2"):
+        play(AgnosticFair(n_classes=2), problem, federation, rounds=1)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

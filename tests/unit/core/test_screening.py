@@ -183,4 +183,8 @@ def test_updates_that_cannot_be_squared_are_dropped(dtype: torch.dtype, size: fl
     found = screen(replies([size, 2 * size, 1.0], dtype), Policy(), INFO)
     assert found.kept.tolist() == [2]
     assert [why for _, why in found.dropped] == ["update is too long to be squared"] * 2
-    assert screen(replies([1e30, 1.0, 2.0], torch.float32), Policy(), INFO).kept.tolist() == [0, 1, 2]  # one liar
+    assert screen(replies([1e30, 1.0, 2.0], torch.float32), Policy(), INFO).kept.tolist() == [
+        0,
+        1,
+        2,
+    ]  # one false one

@@ -124,11 +124,11 @@ def test_the_untrusted_are_no_part_of_the_federation() -> None:
     assert (part.clients.tolist(), part.n_clients) == ([0, 2, 3, 4], 4)
 
 
-class Lying:
+class FalseReplies:
     """A cohort in which one client changes fields of its replies from some round on."""
 
-    def __init__(self, factor: float, *names: str, liar: int = 1, after: int = 0) -> None:
-        self._factor, self._names, self._liar, self._after, self._calls = factor, names, liar, after, 0
+    def __init__(self, factor: float, *names: str, client: int = 1, after: int = 0) -> None:
+        self._factor, self._names, self._client, self._after, self._calls = factor, names, client, after, 0
 
     def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: object, memory: object) -> Stacked:
         updates, memory = vectorised()(algorithm, problem, tasks, sent, memory)
@@ -138,11 +138,11 @@ class Lying:
         changed = {}
         for name in set(self._names) & set(updates._fields):
             changed[name] = getattr(updates, name).clone()
-            changed[name][self._liar] *= self._factor
+            changed[name][self._client] *= self._factor
         return updates._replace(**changed), memory
 
 
-def trained(algorithm: AnyAlgorithm, case: Case, cohort: Lying | None = None, rounds: int = 8) -> RunResult:
+def trained(algorithm: AnyAlgorithm, case: Case, cohort: FalseReplies | None = None, rounds: int = 8) -> RunResult:
     seldom = Evaluation(every=rounds, participants=False)
     return run(algorithm, *case[:2], rounds=rounds, cohort=cohort, evaluation=seldom, policy=Policy(drop_share=0.2))
 
@@ -151,25 +151,25 @@ def clients_left_out(result: RunResult) -> list[set[int]]:
     return [{fault["client"] for fault in record["dropped"]} for record in result.history[1:]]
 
 
-def test_a_liar_is_left_out_from_the_first_round_on() -> None:
+def test_a_client_with_false_replies_is_left_out_from_the_first_round_on() -> None:
     """Whoever turns everything round that comes from its gradient, in the first round's measurements too."""
     fields = ("gradient", "probed_slope", "probed_curvature", "curvature")
     for algorithm in (DQNFed(), AdaFed(), DQNFed(step="line-search")):
-        found = clients_left_out(trained(algorithm, network_bowl(), Lying(-10.0, *fields)))
+        found = clients_left_out(trained(algorithm, network_bowl(), FalseReplies(-10.0, *fields)))
         assert all(1 in clients for clients in found), (algorithm, found)
 
 
-def test_a_client_that_begins_to_lie_is_left_out_at_once() -> None:
+def test_a_client_whose_replies_become_false_is_left_out_at_once() -> None:
     """Its loss changed as its gradient said before, and not as it says now."""
-    lying = Lying(-10.0, "gradient", after=4)  # calls: two in the first round, then one a round
-    found = clients_left_out(trained(DQNFed(), network_bowl(), lying))
+    false_later = FalseReplies(-10.0, "gradient", after=4)  # calls: two in the first round, then one a round
+    found = clients_left_out(trained(DQNFed(), network_bowl(), false_later))
     assert [1 in clients for clients in found] == [False, False, False, True, True, True, True, True]
 
 
-def test_a_liar_does_not_hold_up_a_line_search_for_long() -> None:
+def test_a_client_with_false_replies_does_not_hold_up_a_line_search_for_long() -> None:
     """It claims to win where it loses, so no step is short enough for it: one round is lost, and then it is out."""
     honest = trained(DQNFed(step="line-search"), softmax_bowl(), rounds=12)
-    result = trained(DQNFed(step="line-search"), softmax_bowl(), Lying(-10.0, "gradient", after=9), rounds=12)
+    result = trained(DQNFed(step="line-search"), softmax_bowl(), FalseReplies(-10.0, "gradient", after=9), rounds=12)
     assert sum(record["status"] == "hold" for record in result.history) <= 2
     assert result.history[-1]["status"] != "hold"  # it goes on, or has come to where no step serves all the others
     assert result.summary["train_loss"]["mean"] <= 1.1 * honest.summary["train_loss"]["mean"]

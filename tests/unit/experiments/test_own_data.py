@@ -97,7 +97,7 @@ def test_an_unknown_column_names_its_neighbour(tmp_path: Path) -> None:
 
 
 def test_impossible_tables_get_an_answer(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"test share of your own data is 0\.0, but every client is judged"):
+    with pytest.raises(DataError, match=r"test share of your own data is 0\.0, but every client is evaluated"):
         own_federation(replace(own(tmp_path), test=0.0))
     with pytest.raises(DataError, match="client 'Dale' has no row with a label: all 12 are empty"):
         own_federation(own(tmp_path, changed("Dale", "outcome", "")))

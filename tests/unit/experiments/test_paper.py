@@ -22,6 +22,11 @@ def test_experiments_are_found_whatever_their_punctuation(name: str) -> None:
     assert table.key == "cifar10-setup1"
 
 
+def test_a_variant_stands_beside_the_table_of_its_setting() -> None:
+    assert printed_table("cifar10-setup1-full") is printed_table("cifar10-setup1")
+    assert printed_table("cifar10-setup2-cnn") is None  # another model
+
+
 def test_other_experiments_have_no_printed_table() -> None:
     assert printed_table("digits") is None
 

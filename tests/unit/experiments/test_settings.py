@@ -26,7 +26,7 @@ from dqnfed.experiments.deploy import app_config
 from dqnfed.experiments.experiment import build_algorithm, resumed_config, run_experiment
 from dqnfed.experiments.planned import was_started
 from dqnfed.experiments.settings import given_settings, unused_lines, unused_of, unused_settings
-from dqnfed.experiments.sweep import settled
+from dqnfed.experiments.sweep import with_settings
 
 # what a config of an earlier version wrote into [train] whether it was set or not
 FORMERLY_WRITTEN = {
@@ -188,7 +188,7 @@ def test_settings_of_another_method_do_not_follow_but_the_users_do(tmp_path: Pat
 def test_a_grid_counts_before_everything(tmp_path: Path) -> None:
     config, _ = chosen(tmp_path, IN_FILE, OF_USER)
     for name in ("term", "fedavg"):
-        assert build_algorithm(read_again(settled(config, name, {"lr": 0.9}))).lr == 0.9
+        assert build_algorithm(read_again(with_settings(config, name, {"lr": 0.9}))).lr == 0.9
 
 
 def test_flowers_run_config_and_ones_own_table_count_as_the_user(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from dqnfed.experiments.compare import planned_runs
 from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import run_experiment
-from dqnfed.experiments.planned import Ending, Planned, played
+from dqnfed.experiments.planned import Ending, Planned, run_planned
 from dqnfed.experiments.progress import RunBoard
 from dqnfed.experiments.side_by_side import automatic_jobs, threads_a_job
 from dqnfed.experiments.worker import Advanced, Broken, Line, Logged, LogOverLine, Reporter, outcome, portable
@@ -153,7 +153,7 @@ def test_a_run_that_is_told_to_stop_ends_after_its_round(
 
     run = planned(tmp_path)[0]
     try:
-        assert played(run, [StopAfterFirst(line)]) == Ending("interrupted")
+        assert run_planned(run, [StopAfterFirst(line)]) == Ending("interrupted")
     finally:
         logging.disable(logging.NOTSET)
     assert len((run.folder / "metrics.jsonl").read_text().splitlines()) == 2  # the start and one round
@@ -186,7 +186,7 @@ def test_an_error_that_is_not_the_methods_own_reaches_the_parent(
     def full(*_: object) -> None:
         raise OSError(28, "no space")
 
-    monkeypatch.setattr("dqnfed.experiments.worker.played", full)
+    monkeypatch.setattr("dqnfed.experiments.worker.run_planned", full)
     found = outcome(planned(tmp_path)[0], pipe[1])
     assert isinstance(found, Broken)
     assert isinstance(found.error, OSError)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from dqnfed.experiments.config import Config, ConfigError, read_config
+from dqnfed import Evaluation
+from dqnfed.experiments.config import Config, ConfigError, ValidationMeasure, read_config
 from dqnfed.experiments.experiment import run_experiment
 from dqnfed.experiments.grids import PAPER_GRIDS
 from dqnfed.experiments.sweep import VALIDATION_SHARE, Plan, chosen_grids, final_config, grid_points, open_study, search
+from dqnfed.sim.choice import SELECTS
 
 pytest.importorskip("optuna")
 
@@ -55,6 +58,35 @@ def test_selection_never_sees_test_data(plan: Plan, monkeypatch: pytest.MonkeyPa
     assert {config.eval.part for config in finals} == {"test"}
     assert {config.data.validation for config in finals} == {VALIDATION_SHARE}  # the same training data
     assert (finals[0].algorithm.model_extra or {}) == found[0].best
+
+
+def test_a_point_is_scored_by_the_model_that_its_run_keeps(plan: Plan) -> None:
+    """`eval.select` holds for the trials and for the final runs; the validation examples are the sweep's own."""
+    config = plan.config.model_copy(update={"eval": plan.config.eval.model_copy(update={"select": "min"})})
+    chosen = replace(plan, config=config, algorithms=("fedavg",), seeds=(0,), select="worst5")
+    [found] = search(chosen)
+    for tried in found.tried:
+        folder = chosen.out / "trials" / "fedavg" / f"lr={tried.settings['lr']:g}" / "0"
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["select"] == "min"
+        assert tried.score == summary["accuracy"]["worst5"]
+    assert final_config(chosen, found).eval.select == "min"
+
+
+def test_the_words_of_both_selections_are_those_of_the_engine() -> None:
+    scores = get_args(ValidationMeasure)
+    assert ("last", "loss", *scores) == SELECTS
+    for select in SELECTS:
+        assert read_config("digits", [f"eval.select={select}"]).eval.select == select
+        assert Evaluation(select=select).select == select
+    with pytest.raises(ConfigError, match=r"eval.select: Input should be 'last', 'loss', .* but it is 'best'"):
+        read_config("digits", ["eval.select=best"])
+    assert read_config("digits").eval.select == Evaluation().select == "last"
+
+
+def test_bowls_hold_examples_out_for_validation_too() -> None:
+    config = read_config("digits", ["data.name=bowls", "data.validation=0.2", "train.rounds=2", "eval.select=loss"])
+    assert run_experiment(config, None).summary["kept_round"] in (0, 1)
 
 
 def test_a_finished_sweep_runs_nothing_again(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

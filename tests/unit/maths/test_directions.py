@@ -362,13 +362,13 @@ def test_agreeing_clients_are_all_kept() -> None:
     assert compatible_rows(gramian(G).numpy(), d.numpy()).all()
 
 
-@pytest.mark.parametrize("liar", [0, 4, 9])
-def test_a_row_that_asks_for_too_much_is_left_out(liar: int) -> None:
+@pytest.mark.parametrize("k", [0, 4, 9])
+def test_a_row_that_asks_for_too_much_is_left_out(k: int) -> None:
     M, d = gramian(agreeing_rows(10, 50)).numpy(), np.ones(10)
-    d[liar] = 1e3
+    d[k] = 1e3
     alone = drop_outlier_rows(M, d, stretch=2.0)
-    assert np.flatnonzero(~alone).tolist() == [liar]
-    without = at_least_weights(np.delete(np.delete(M, liar, 0), liar, 1), np.delete(d, liar)).weights
+    assert np.flatnonzero(~alone).tolist() == [k]
+    without = at_least_weights(np.delete(np.delete(M, k, 0), k, 1), np.delete(d, k)).weights
     np.testing.assert_array_equal(at_least_weights(M[np.ix_(alone, alone)], d[alone]).weights, without)
 
 

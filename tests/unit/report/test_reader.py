@@ -35,6 +35,22 @@ def test_final_accuracies_are_those_of_the_last_round(folder: Path) -> None:
     assert run.accuracy.tolist() == [float(row[5]) for row in rows if row[0] == "5"]
 
 
+@pytest.mark.parametrize(("rounds", "kept"), [(6, 2), (200, 101)])
+def test_final_accuracies_are_those_of_the_kept_model(rounds: int, kept: int, tmp_path: Path) -> None:
+    """Also in a long run, of which few evaluations are read."""
+    folder = write_run(tmp_path / "r", rounds=rounds, n_clients=3)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    of_kept = {"select": "loss", "kept_round": kept, "accuracy": records[kept + 1]["accuracy"]}
+    (folder / "summary.json").write_text(json.dumps(summary | of_kept))
+    (run,), problems = read_run(folder)
+    assert problems == []  # summary and table agree
+    rows = [line.split(",") for line in (folder / "clients.csv").read_text().splitlines()[1:]]
+    assert run.accuracy.tolist() == [float(row[5]) for row in rows if row[0] == str(kept)]
+    assert run.measures()["mean"] == pytest.approx(run.accuracy.mean())
+    assert run.evaluations[-1].round == rounds - 1  # curves go on to the end
+
+
 def test_rounds_that_were_not_evaluated_leave_gaps(tmp_path: Path) -> None:
     (run,), problems = read_run(write_run(tmp_path / "r", rounds=10, eval_every=4, participation=0.4))
     assert problems == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from dqnfed import FedAvg, run
+from dqnfed.experiments.config import read_config
 from dqnfed.report.result_figures import write_pictures
 from dqnfed.report.result_summaries import (
     CURVE_POINTS,
@@ -26,7 +28,7 @@ from dqnfed.report.result_summaries import (
     run_summary,
     summaries_in,
 )
-from dqnfed.report.results import BEGIN, END, block, by_method, commands_of, main, pictures_of, rebuilt
+from dqnfed.report.results import BEGIN, END, block, by_method, commands_of, experiment_of, main, pictures_of, rebuilt
 from tests.helpers.bowls import network_bowl
 from tests.helpers.runs import write_comparison, write_run
 
@@ -165,7 +167,15 @@ def test_the_papers_values_stand_below_the_experiments_that_repeat_them(tmp_path
     assert "The paper prints" not in block(summary_of(tmp_path, table="something-else"))
 
 
-def test_a_stand_in_is_judged_by_the_measures_of_what_it_stands_for(tmp_path: Path) -> None:
+def test_two_experiments_that_repeat_one_table_print_it_once(tmp_path: Path) -> None:
+    for name in ("cifar10-setup1", "cifar10-setup1-full"):
+        write_comparison(tmp_path / name, name=name, seeds=(0,), rounds=3)
+    text = block(summary_of(tmp_path, table="cifar10-setup1"))
+    assert text.count("### cifar10-setup1") == 2
+    assert text.count("The paper prints for this setting (CIFAR-10, Setup 1") == 1
+
+
+def test_a_stand_in_is_evaluated_by_the_measures_of_what_it_stands_for(tmp_path: Path) -> None:
     write_comparison(tmp_path, name="mnist-by-writer", seeds=(0, 1), rounds=3)
     text = block(summary_of(tmp_path, table="mnist-by-writer"))
     assert "| method | mean | std | worst 10 % | angle, ° | KL | improved |" in text
@@ -318,6 +328,19 @@ def test_every_page_says_how_it_is_measured_and_has_its_figures(table: str, monk
     assert all(command.startswith("dqnfed compare ") for command in commands_of(table))
     for picture in pictures_of(data):
         assert (RESULTS / "figures" / picture.file).is_file()
+
+
+@pytest.mark.parametrize("table", PAGES)
+def test_a_pages_commands_give_methods_the_batches_of_its_rows(table: str) -> None:
+    data = json.loads((RESULTS / "data" / f"{table}.json").read_text())
+    presets: dict[str, set[str]] = {}
+    for command in data["command"].splitlines():
+        words = shlex.split(command)
+        presets.setdefault(experiment_of(words[1:]), set()).add(words[2])
+    for row in data["runs"]:
+        for preset in presets[row["experiment"]]:
+            given = read_config(preset).algorithms.get(row["algorithm"], {})
+            assert given.get("batch_size") == row["settings"].get("batch_size"), (preset, row["algorithm"])
 
 
 @pytest.mark.parametrize("table", PAGES)
