@@ -10,8 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.parts import messages as msg
 from dqnfed.algorithms.parts.length import Parts
-from dqnfed.algorithms.parts.messages import DescentMemory, DescentUpdate, LocalUpdate, ProbeUpdate, TrialUpdate
+from dqnfed.algorithms.parts.messages import DescentMemory, LocalUpdate
 from dqnfed.algorithms.parts.rates import Here, Rates
 from dqnfed.core.algorithm import Info, check_choice, check_range, check_used
 from dqnfed.core.problem import Problem, Task
@@ -23,7 +24,8 @@ PAPER = {"constraint": "exactly", "metric": "identity", "ridge": 0.0, "cap": Fal
 
 class RatedLocalUpdate(NamedTuple):
     gradient: Tensor  # [n]  theta before the local epochs minus theta after them, in the gradient's place
-    rate: Tensor  # []       from the loss at the theta that was sent
+    loss: Tensor  # []       at the model that was sent
+    rate: Tensor  # []       from that loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,10 @@ class AdaFed(DQNFed):
     Reference: Hamidi & Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024.
     """
 
-    info: ClassVar[Info] = replace(DQNFed.info, replies=(DescentUpdate, RatedLocalUpdate, ProbeUpdate, TrialUpdate))
+    info: ClassVar[Info] = replace(
+        DQNFed.info,
+        replies=(msg.DescentUpdate, msg.GradientUpdate, RatedLocalUpdate, msg.ProbeUpdate, msg.TrialUpdate),
+    )
 
     gradient_settings: ClassVar[tuple[str, ...]] = ("cap",)
     rates: str = field(default="loss", init=False, repr=False)
@@ -64,7 +69,6 @@ class AdaFed(DQNFed):
     gamma: float = 1.0  # power of the loss in a client's rate, >= 0; 0: everybody's decrease is the same
     form: str = "safeguarded"  # safeguarded | paper: the direction of norm 1 / ||u|| with a fixed server step
     cap: bool = False  # rates at most 2 (f_k - floor); for gamma = 1 they always are
-    cached_clients: int | None = 0  # absent clients whose last gradients count too, >= 0; None: 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,14 +95,18 @@ class AdaFed(DQNFed):
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         update, memory = super().client_step(problem, task, sent, memory)
         if isinstance(update, LocalUpdate):
-            here = Here(sent.theta, update.gradient, problem.loss(sent.theta, task))
-            return RatedLocalUpdate(update.gradient, self.parts.rates.first(problem, task, here)), memory
+            rate = self.parts.rates.first(problem, task, Here(sent.theta, *update))
+            return RatedLocalUpdate(*update, rate), memory
         return update, memory
 
-    def wanted_rates(self, replies: Replies[Any], squares: FloatArray) -> FloatArray:
+    def wanted_rates(
+        self, replies: Replies[Any], squares: FloatArray, others: FloatArray, losses: FloatArray
+    ) -> FloatArray:
         rates = replies.scalars("rate")
         if self.form == "paper":
             return rates
-        if self.gamma != 1.0 and "loss" in replies.fields and rates.sum() > 0:
-            rates = rates * (replies.scalars("loss").sum() / rates.sum())
-        return bounded_rates(rates, squares, self.rate_bounds)
+        if self.local == "sgd":  # in units of the updates: only the rates' ratios are meant
+            rates = rates * (squares.sum() / rates.sum() if rates.sum() > 0 else 0.0)
+        elif self.gamma != 1.0 and rates.sum() > 0:
+            rates = rates * (losses.sum() / rates.sum())
+        return bounded_rates(rates, squares, self.rate_bounds, others)

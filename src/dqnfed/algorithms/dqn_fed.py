@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isfinite, nan
+from math import exp, inf, isfinite, nan
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dqnfed.algorithms.parts import length as phases
 from dqnfed.algorithms.parts import messages as msg
-from dqnfed.algorithms.parts.cache import Cache, CacheState, IntArray
+from dqnfed.algorithms.parts.cache import Cache, Cut, IntArray
 from dqnfed.algorithms.parts.length import Length, Parts, Step
 from dqnfed.algorithms.parts.messages import DescentMemory, DescentServer
 from dqnfed.algorithms.parts.metric import Metric
 from dqnfed.algorithms.parts.rates import MAX_HESSIAN, RULES, Here, Rates
 from dqnfed.algorithms.parts.settings import DescentSettings
+from dqnfed.algorithms.parts.votes import Votes
 from dqnfed.core.algorithm import Cohort, Info, Status, Theta, check_choice, check_range, check_used
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
@@ -25,20 +27,24 @@ from dqnfed.core.trust import Trust
 from dqnfed.maths.directions import rate_matching_weights
 from dqnfed.maths.gramian import bordered, combine, norm_of
 from dqnfed.maths.quasi_newton import probe_length, secant_curvature
-from dqnfed.maths.solvers import DEAD, BoolArray, bounded_rates, serving_weights
+from dqnfed.maths.solvers import DEAD, Common, bounded_rates, common_weights, serving_weights
+from dqnfed.maths.step_length import mean_step_norm
 
 PROBING = -1  # `Search.trials` while the first step's curvature is measured
+ALLOWANCE = 0.03  # a client may lose half this share of the mean gain by the step's length
 
 
 class Rows(NamedTuple):
-    """The rows that the step is made for: K replies, then the cached gradients of absent clients."""
+    """The rows that the step is made for: K replies, then the cached rows of absent clients."""
 
     K: int
+    GG: FloatArray  # [K + A, K + A]
     gram: FloatArray  # [K + A, K + A] in the metric
-    squares: FloatArray  # [K + A]
     rates: FloatArray  # [K + A]
-    curvature: FloatArray  # [K + A]
+    losses: FloatArray  # [K + A]
     absent: IntArray  # [A] rows of the cache
+    on_cache: FloatArray  # [K, K + R] products of the replies with each other and with the cache
+    along: FloatArray  # [K] products with the last step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +83,10 @@ class DQNFed(DescentSettings):
     info: ClassVar[Info] = Info(
         server=DescentServer,
         memory=DescentMemory,
-        messages=(msg.First, Theta, msg.Models, msg.Probe, msg.Trial),
-        replies=(msg.DescentUpdate, msg.LocalUpdate, msg.ProbeUpdate, msg.TrialUpdate),
+        messages=(msg.First, Theta, msg.Probe, msg.Trial),
+        replies=(msg.DescentUpdate, msg.GradientUpdate, msg.LocalUpdate, msg.ProbeUpdate, msg.TrialUpdate),
         needs=("gram", "rows where absent clients are cached"),
-        clip_fields=("gradient", "rate", "curvature", "gradient_change"),
+        clip_fields=("gradient", "rate", "curvature"),
         nan_ok_fields=("rate", "curvature", "probed_curvature", "trial_loss"),
         theta_fields=("theta", "theta_before"),
     )
@@ -105,22 +111,32 @@ class DQNFed(DescentSettings):
     @cached_property
     def parts(self) -> Parts:
         """The rules of a prepared method."""
+        gradients, strict = self.local == "gradient", self.beyond == "stop"
         return Parts(
             Rates(self.rates, self.memory),
-            Metric(self.metric_memory if self.metric == "lbfgs" else 0, keeps_mean=self.keeps_model),
-            Length(self.step, self.step_size, self.growth),
+            Metric(self.metric_memory if self.metric == "lbfgs" else 0, keeps_mean=True),
+            Length(self.step, self.step_size, self.growth, allowance=0.0 if strict else ALLOWANCE),
             Cache(self.cached_clients or 0),
-            Trust(self.drop_share, self.drop_stretch, checks_rates=self.cap),
+            Trust(self.drop_share, self.drop_stretch, checks_rates=self.cap, checks_losses=gradients),
+            Votes(
+                self.step_size, gradients, robust=self.drop_share > 0.0, retreat=2.0 if self.step == "votes" else 1.2
+            ),
+            goes_beyond=not strict,
         )
 
     @property
     def keeps_model(self) -> bool:
         """Whether clients keep the model of their last reply and their gradient there."""
-        return self.local == "gradient" and self.previous == "kept"
+        return self.local == "gradient" and (self.rates == "bfgs" or self.step in ("curvature", "line-search"))
 
     @property
     def needs(self) -> str:
         return "rows" if self.cached_clients else "gram"
+
+    @property
+    def mode(self) -> str:
+        row = "local training" if self.local == "sgd" else "one gradient a round"
+        return f"{row}, step={self.step}, metric={self.metric}, {self.cached_clients} cached clients"
 
     # The client.
 
@@ -138,20 +154,15 @@ class DQNFed(DescentSettings):
             slope = (gradient * move).sum() / torch.linalg.vector_norm(move)
             return msg.ProbeUpdate(secant_curvature(move, gradient - nearby), slope, loss), memory
         if self.local == "sgd":
-            return msg.LocalUpdate(sent.theta - self.local_sgd(problem, task, sent.theta)), memory
-        models = (sent.theta, sent.theta_before) if isinstance(sent, msg.Models) else (sent.theta,)
-        (gradient, loss), *earlier = problem.kernels.gradients(problem, models, task)
-        here, change = Here(sent.theta, gradient, loss), gradient.new_zeros(0)
-        rate, kept, curvature = here.loss, memory.rates, torch.full_like(loss, nan)
-        if isinstance(sent, msg.First):
+            loss = problem.loss(sent.theta, task)
+            return msg.LocalUpdate(sent.theta - self.local_sgd(problem, task, sent.theta), loss), memory
+        ((gradient, loss),) = problem.kernels.gradients(problem, (sent.theta,), task)
+        here, kept, curvature = Here(sent.theta, gradient, loss), memory.rates, torch.full_like(loss, nan)
+        if isinstance(sent, msg.First) or not self.keeps_model:
             rate = self.parts.rates.first(problem, task, here)
-        else:
-            if isinstance(sent, msg.Models):
-                s, y = sent.theta - sent.theta_before, gradient - earlier[0][0]
-                change = y if self.metric == "lbfgs" else change
-            else:  # a client without a model before has a pair of zeros, which is skipped
-                s = torch.where(memory.n_replies > 0, sent.theta - memory.theta, 0.0)
-                y = torch.where(memory.n_replies > 0, gradient - memory.gradient, 0.0)
+        else:  # a client without a model before has a pair of zeros, which is skipped
+            s = torch.where(memory.n_replies > 0, sent.theta - memory.theta, 0.0)
+            y = torch.where(memory.n_replies > 0, gradient - memory.gradient, 0.0)
             rate, kept = self.parts.rates.next(problem, task, here, memory.rates, s, y)
             curvature = secant_curvature(s, y)
         if self.cap:
@@ -159,35 +170,33 @@ class DQNFed(DescentSettings):
         memory = memory._replace(rates=kept, n_replies=memory.n_replies + 1)
         if self.keeps_model:
             memory = memory._replace(theta=sent.theta, gradient=gradient)
-        return msg.DescentUpdate(gradient, rate, curvature, loss, change), memory
+        if self.parts.length.uses_curvature:
+            return msg.DescentUpdate(gradient, rate, loss, curvature), memory
+        return msg.GradientUpdate(gradient, rate, loss), memory
 
     def passes(self, sent: Any) -> float:
         if isinstance(sent, msg.Trial):
             return 0.5  # a forward pass
         if self.local == "sgd":
-            return float(self.epochs)
-        if isinstance(sent, msg.Probe | msg.Models):
-            return 2.0 + (isinstance(sent, msg.Models) and self.parts.rates.passes(is_first=False))
+            return self.epochs + 0.5
+        if isinstance(sent, msg.Probe):
+            return 2.0
         return 1.0 + self.parts.rates.passes(is_first=isinstance(sent, msg.First))
 
     # The server.
 
     def init_server(self, problem: Problem, n_clients: int) -> DescentServer:
-        theta, zero = problem.theta0, torch.zeros((), dtype=torch.float64)
-        _, metric, length, cache, trust = self.parts
-        claims = trust.init(n_clients, problem.loss_floor)
-        states = metric.init(theta), length.no_search(theta), claims, cache.init(theta)
-        return DescentServer(theta.clone(), theta.clone(), zero, zero.long(), *states)
+        theta, zero, floor = problem.theta0, torch.zeros((), dtype=torch.float64), problem.loss_floor
+        _, metric, length, cache, trust, votes, _ = self.parts
+        states = metric.init(theta), length.no_search(theta), trust.init(n_clients, floor), cache.init(theta)
+        return DescentServer(theta.clone(), theta.clone(), zero, zero.long(), *states, votes.init(n_clients, floor))
 
     def send(self, server: DescentServer) -> Any:
         if trials := int(server.search.trials):
             candidate = server.theta - float(server.search.length) * server.search.direction
             return msg.Probe(server.theta, candidate) if trials == PROBING else msg.Trial(candidate)
-        if int(server.n_steps) == 0:
-            return msg.First(server.theta)
-        if self.keeps_model or self.local == "sgd":
-            return Theta(server.theta)
-        return msg.Models(server.theta, server.theta_before)
+        is_first = int(server.n_steps) == 0 and self.local == "gradient"
+        return msg.First(server.theta) if is_first else Theta(server.theta)
 
     def server_step(self, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> Step:
         if replies.kind is msg.TrialUpdate:
@@ -202,94 +211,158 @@ class DQNFed(DescentSettings):
 
     def _descend(self, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> Step:
         """Find the step u for everybody who is trusted, then its length."""
-        _, metric, _, _, trust = self.parts
+        _, metric, length, _, trust, votes, _ = self.parts
         everyone, all_replies, move = cohort, replies, server.theta - server.theta_before
         if self.drop_share:
             server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
             replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
+        losses = replies.scalars("loss")
+        guarded = self.step in ("votes", "curvature")
+        if guarded and (factor := votes.retreat_by(server.votes, losses, cohort)) > 1.0:
+            here = torch.ones(len(replies), dtype=torch.bool)
+            mean = metric.mean(server.metric, replies, cohort, here, everyone.n_clients)
+            return phases.retreated(self.parts, server, mean, factor)
         if int(server.n_steps):
             change = metric.change(server.metric, replies, cohort)
             server = server._replace(metric=metric.learn(server.metric, move, change))
-        rows, cache = self._rows(server, replies, cohort)
-        weights, kept = self._weights(server, rows, everyone)
-        u = replies.combine("gradient", weights[: rows.K])
-        if weights[rows.K :].any():
-            on_cached = np.zeros(len(server.cache.rows))
-            on_cached[rows.absent] = weights[rows.K :]
-            u = u + combine(torch.from_numpy(on_cached), server.cache.rows)
-        u, server = metric.apply(server.metric, u), server._replace(cache=cache)
-        if not isfinite(norm := norm_of(u)):
+        rows = self._rows(server, replies, cohort, losses)
+        found = self._weights(server, rows, everyone)
+        u = metric.apply(server.metric, self._combined(server, replies, rows, found.weights))
+        norm, present = norm_of(u), torch.from_numpy(found.served[: rows.K] | found.beyond)
+        if not isfinite(norm):
             return phases.stationary(self.parts, server, cohort, {"infeasible": 1.0})
-        present = torch.from_numpy(kept[: rows.K])
         if self.drop_share:
             left_out = cohort.clients[~present]
             server = server._replace(trust=trust.record_claims(server.trust, all_replies, everyone, u, left_out))
         mean = metric.mean(server.metric, replies, cohort, present, everyone.n_clients)
         search = server.search._replace(direction=u, norm=torch.tensor(norm, dtype=torch.float64), mean=mean)
-        slopes = np.where(kept & (rows.squares > DEAD**2 * rows.squares.max()), rows.gram @ weights, nan)
-        asked = rows.rates > 0
-        worst = float(np.nanmin(slopes[asked] / rows.rates[asked], initial=inf)) if norm > 0 else 0.0
-        notes = {"active": float(np.count_nonzero(weights)), "worst_rate_met": worst if isfinite(worst) else 0.0}
-        return self._lengthen(server._replace(search=search), replies, everyone, cohort, rows, slopes, notes)
+        server = server._replace(search=search)
+        notes = self._notes(rows, found, norm)
+        if length.uses_curvature:
+            server = server._replace(votes=votes.record(server.votes, losses, cohort))
+            return self._by_curvature(server, replies, everyone, cohort, rows, found, notes)
+        return self._by_rule(server, replies, cohort, rows, found, notes)
 
-    def _weights(self, server: DescentServer, rows: Rows, cohort: Cohort) -> tuple[FloatArray, BoolArray]:
-        """Return the rows' weights in the step, and which rows it is for."""
-        kept = np.ones(len(rows.rates), dtype=np.bool_)
+    def _weights(self, server: DescentServer, rows: Rows, cohort: Cohort) -> Common:
+        """Return the rows' weights in the step, and for which rows it is."""
+        everybody = np.ones(len(rows.rates), dtype=np.bool_)
+        if self.constraint == "exactly":
+            return Common(rate_matching_weights(rows.gram, rows.rates, ridge=self.ridge), everybody, beyond=False)
+        kept = everybody
         if self.drop_share:
             kept = self.parts.trust.without_outliers(server.trust, rows.gram, rows.rates, cohort, self.ridge)
-        if self.constraint == "exactly":
-            return rate_matching_weights(rows.gram, rows.rates, ridge=self.ridge), kept
-        return serving_weights(rows.gram, rows.rates, kept, rows.K, ridge=self.ridge)
+        if self.beyond == "mean":
+            return common_weights(rows.gram, rows.rates, rows.losses, kept, ridge=self.ridge)
+        weights, served = serving_weights(rows.gram, rows.rates, kept, rows.K, ridge=self.ridge)
+        return Common(weights, served, beyond=False)
 
-    def _lengthen(
+    def _combined(self, server: DescentServer, replies: Replies[Any], rows: Rows, weights: FloatArray) -> Tensor:
+        """Return sum_k weights_k row_k over replies and cached rows."""
+        u = replies.combine("gradient", weights[: rows.K])
+        if weights[rows.K :].any():
+            on_cached = np.zeros(len(server.cache.rows))
+            on_cached[rows.absent] = weights[rows.K :]
+            u = u + combine(torch.from_numpy(on_cached), server.cache.rows)
+        return u
+
+    def _by_rule(
+        self,
+        server: DescentServer,
+        replies: Replies[Any],
+        cohort: Cohort,
+        rows: Rows,
+        found: Common,
+        notes: phases.Notes,
+    ) -> Step:
+        """Return the step whose length needs no more replies, and credit cached rows with it."""
+        _, _, length, caching, _, votes, _ = self.parts
+        K, n_known, norm, n_steps = rows.K, len(rows.rates), float(server.search.norm), int(server.n_steps)
+        state, cache, losses = server.votes, server.cache, rows.losses[: rows.K]
+        mean_norm = mean_step_norm(rows.GG[:K, :K], rows.rates[:K])
+        if self.step == "votes":
+            state, share = votes.counted(state, rows.along, losses, cohort, n_steps, n_known)
+            ratio, known = mean_norm / norm if norm > 0.0 else 0.0, {"n_steps": n_steps, "n_known": n_known}
+            alpha = votes.length(state, ratio, beyond=found.beyond, **known, cohort=cohort)
+            if bool(state.is_back) and norm > 0.0:
+                alpha = min(alpha, float(server.step_norm) / norm)
+            notes = {**notes, "votes": share, "m": self.step_size * exp(float(state.log_m))}
+        else:
+            alpha = length.by_rule(norm, mean_norm, cohort.round)
+        if caching.size:
+            given, on_cached = alpha * (rows.gram @ found.weights), np.zeros(len(cache.rows))
+            on_cached[rows.absent] = given[K:]
+            new = Cut(replies.rows("gradient"), rows.rates[:K], given[:K], losses)
+            cache = caching.insert(caching.moved(cache, on_cached), cohort, new, rows.on_cache)
+        server = server._replace(cache=cache, votes=votes.record(state, losses, cohort))
+        return phases.moved(self.parts, server, alpha, cohort, notes)
+
+    def _by_curvature(
         self,
         server: DescentServer,
         replies: Replies[Any],
         everyone: Cohort,
         cohort: Cohort,
         rows: Rows,
-        slopes: FloatArray,  # [K + A] g_k'u; NaN: does not count
+        found: Common,
         notes: phases.Notes,
     ) -> Step:
-        """Return the step of the right length, or the phase in which that is sought."""
-        length, norm = self.parts.length, float(server.search.norm)
-        if not length.uses_curvature:
-            mean_norm = norm_of(replies.mean("gradient"))
-            return phases.moved(self.parts, server, length.by_rule(norm, mean_norm, cohort.round), cohort, notes)
-        is_first = int(server.n_steps) == 0 and norm > 0
+        """Return the step that the clients' curvatures allow, or the phase in which its length is sought."""
+        squares, slopes = np.diagonal(rows.GG), rows.gram @ found.weights
+        counted = found.served & (squares > DEAD**2 * squares.max())
+        lengths, curvature = np.sqrt(squares), replies.scalars("curvature")
+        is_first = int(server.n_steps) == 0 and float(server.search.norm) > 0
         if is_first or self.step == "line-search":
             unknown = torch.full((everyone.n_clients,), nan, dtype=torch.float64)
-            claims = (replies.scalars("loss"), slopes[: rows.K])
-            losses, known = (unknown.index_copy(0, cohort.clients, torch.from_numpy(values)) for values in claims)
-            server = server._replace(search=server.search._replace(losses=losses, slopes=known))
+            claims = (rows.losses, np.where(counted, slopes, nan), lengths)
+            losses, known, norms = (unknown.index_copy(0, cohort.clients, torch.from_numpy(v)) for v in claims)
+            server = server._replace(search=server.search._replace(losses=losses, slopes=known, lengths=norms))
         if is_first:
             return phases.searching(server, float(probe_length(server.theta, server.search.direction)), PROBING, notes)
-        counted = ~np.isnan(slopes)
-        return phases.lengthened(self.parts, server, slopes[counted], rows.curvature[counted], cohort, notes)
+        limits = [values[counted] for values in (slopes, curvature, lengths)]
+        if found.beyond:  # the mean is one client more
+            mean = slopes.mean(), curvature.mean(), norm_of(replies.mean("gradient"))
+            limits = [np.append(values, value) for values, value in zip(limits, mean, strict=True)]
+        return phases.lengthened(self.parts, server, phases.Limits(*limits), cohort, notes)
 
-    def _rows(self, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> tuple[Rows, CacheState]:
-        """Return the rows that the step is made for, and the cache with this round's replies."""
-        _, metric, length, caching, _ = self.parts
-        cache, K = server.cache, len(replies)
-        products = replies.gram("gradient", (cache.rows, server.metric.pairs.s, server.metric.pairs.y))
-        on_rows, on_pairs = np.split(products, [K + len(cache.rows)], axis=1)
-        rates = self.wanted_rates(replies, np.diagonal(on_rows))
-        curvature = replies.scalars("curvature") if length.uses_curvature else np.full(K, nan)
+    def _rows(self, server: DescentServer, replies: Replies[Any], cohort: Cohort, losses: FloatArray) -> Rows:
+        """Return the rows that the step is made for."""
+        _, metric, _, caching, *_ = self.parts
+        cache, K, last = server.cache, len(replies), server.theta_before - server.theta
+        pairs = server.metric.pairs
+        products = replies.gram("gradient", (cache.rows, last[None], pairs.s, pairs.y))
+        on_cache, along, on_pairs = np.split(products, [K + len(cache.rows), K + len(cache.rows) + 1], axis=1)
         absent = caching.absent(cache, cohort) if caching.size else np.zeros(0, dtype=np.int64)
         among = cache.products.numpy()[np.ix_(absent, absent)]
-        GG = bordered(on_rows[:, :K], on_rows[:, K + absent], among)
-        rows = Rows(
+        GG = bordered(on_cache[:, :K], on_cache[:, K + absent], among)
+        others = cache.rate.numpy()[absent] / np.maximum(np.diagonal(among), np.finfo(np.float64).tiny)
+        return Rows(
             K,
+            GG,
             metric.gram(server.metric, GG, on_pairs, cache.rows, absent),
-            np.diagonal(GG),
-            np.concatenate([rates, cache.rate.numpy()[absent]]),
-            np.concatenate([curvature, cache.curvature.numpy()[absent]]),
+            np.concatenate(
+                [
+                    self.wanted_rates(replies, np.diagonal(GG)[:K], others, losses - float(server.votes.floor)),
+                    caching.rates(cache, absent),
+                ]
+            ),
+            np.concatenate([losses, cache.loss.numpy()[absent]]),
             absent,
+            on_cache,
+            along[:, 0],
         )
-        if caching.size:
-            cache = caching.insert(cache, cohort, replies.rows("gradient"), rates, curvature, on_rows)
-        return rows, cache
 
-    def wanted_rates(self, replies: Replies[Any], squares: FloatArray) -> FloatArray:
+    def _notes(self, rows: Rows, found: Common, norm: float) -> phases.Notes:
+        """Return what is written down about the step."""
+        slopes, asked = rows.gram @ found.weights, (rows.rates > 0) & found.served
+        worst = float((slopes[asked] / rows.rates[asked]).min(initial=inf)) if norm > 0 else 0.0
+        active, beyond = float(np.count_nonzero(found.weights)), float(found.beyond)
+        return {"active": active, "worst_rate_met": worst if isfinite(worst) else 0.0, "beyond": beyond}
+
+    def wanted_rates(
+        self, replies: Replies[Any], squares: FloatArray, others: FloatArray, losses: FloatArray
+    ) -> FloatArray:
         """Return the decreases that the step is to bring, [K]; an update of local SGD asks for its own square."""
-        return squares if self.local == "sgd" else bounded_rates(replies.scalars("rate"), squares, self.rate_bounds)
+        if self.local == "sgd":
+            return squares
+        rates = bounded_rates(replies.scalars("rate"), squares, self.rate_bounds, others)
+        return np.minimum(rates, 2.0 * np.maximum(losses, 0.0)) if self.cap else rates

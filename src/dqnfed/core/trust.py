@@ -48,6 +48,7 @@ class Trust:
     drop_share: float = 0.0  # 0: everybody is trusted
     drop_stretch: float = inf  # a client that makes the step this many times longer may be left out too
     checks_rates: bool = True  # whether a rate above twice what the loss can fall by is inconsistent
+    checks_losses: bool = True  # whether rows are gradients, which losses can be compared with
 
     def init(self, n_clients: int, floor: float) -> TrustState:
         """Return the record before the first round."""
@@ -57,7 +58,7 @@ class Trust:
 
     def check_replies(self, state: TrustState, replies: Replies[Any], cohort: Cohort, move: Tensor) -> TrustState:
         """Return the record with the verdicts on this round's replies; `move` is theta's last change."""
-        if not self.drop_share or "loss" not in replies.fields:  # updates of local SGD claim nothing
+        if not self.drop_share or not self.checks_losses:  # updates of local SGD claim nothing
             return state._replace(verdicts=torch.full_like(state.verdicts, OK))
         losses = replies.scalars("loss")
         state = state._replace(scale=state.scale.clamp(min=float(np.median(np.abs(losses)))))
@@ -114,7 +115,7 @@ class Trust:
         if not self.drop_share:
             return state
         state = state._replace(verdicts=state.verdicts.index_fill(0, conflicting, CONFLICT))
-        if "loss" not in replies.fields:
+        if not self.checks_losses:
             return state
         unknown = torch.full_like(state.losses, torch.nan)
         slopes = unclipped(replies.gram("gradient", u[None])[:, -1], cohort)

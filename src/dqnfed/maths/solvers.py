@@ -41,6 +41,9 @@ def unit_gramian(M: FloatArray, *, dead: float = 0.0) -> UnitGramian:
     return UnitGramian(matrix, lengths, live)
 
 
+SHRINKING_RIDGE = (1.0, 1e-3, 1e-6)  # shares of the ridge, tried in turn
+
+
 class AtLeast(NamedTuple):
     """Weights of the "at least" step, and whether such a step exists."""
 
@@ -53,8 +56,8 @@ def at_least_weights(M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol:
 
     `ridge` is added to the Gramian of the unit rows: a rate may then be missed by ridge * z_k times its row's length,
     and near a Pareto-stationary point z stays bounded. The answer is infeasible when the convex hull of the unit rows
-    comes within sqrt(rtol) of zero, or when the ridge hides a client that would lose. Rows of no length are left out:
-    no step moves them.
+    comes within sqrt(rtol) of zero. A ridge under which a client would lose is made smaller; if that does not help
+    either the answer is infeasible too. Rows of no length are left out: no step moves them.
     """
     rows, lengths, live = unit_gramian(M, dead=DEAD)
     weights, rates = np.zeros(len(lengths)), np.asarray(d, dtype=np.float64)
@@ -64,13 +67,16 @@ def at_least_weights(M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol:
     largest = float(per_length.max(initial=0.0))
     if largest <= 0.0:
         return AtLeast(weights, feasible=True)
-    ridged = rows.copy()
-    ridged.flat[:: len(rows) + 1] += ridge
-    z, v = cone_weights(ridged, per_length / largest)
-    if not v > rtol * z.sum() ** 2 or (rows @ z)[per_length > 0.0].min() <= 0.0:
-        return AtLeast(weights, feasible=False)
-    weights[live] = z * (largest / v) / lengths
-    return AtLeast(weights, feasible=True)
+    for share in SHRINKING_RIDGE if ridge > 0.0 else (1.0,):
+        ridged = rows.copy()
+        ridged.flat[:: len(rows) + 1] += share * ridge
+        z, v = cone_weights(ridged, per_length / largest)
+        if not v > rtol * z.sum() ** 2:
+            break
+        if (rows @ z)[per_length > 0.0].min() > 0.0:
+            weights[live] = z * (largest / v) / lengths
+            return AtLeast(weights, feasible=True)
+    return AtLeast(weights, feasible=False)
 
 
 def serving_weights(
@@ -90,14 +96,84 @@ def serving_weights(
     return weights, chosen
 
 
-def bounded_rates(rates: FloatArray, squares: FloatArray, bounds: float) -> FloatArray:
-    """Return the rates, unknown ones (NaN) filled in, held within a factor of the median rate per squared row."""
+class Common(NamedTuple):
+    """Weights of a step for several clients, and for whom it is."""
+
+    weights: FloatArray  # [K]
+    served: BoolArray  # [K]  rows that do not lose by it, up to the slack
+    beyond: bool  # whether it lowers the mean at the expense of the others, since no step serves everybody
+
+
+def common_weights(
+    M: FloatArray,
+    d: FloatArray,
+    losses: FloatArray,
+    kept: BoolArray,
+    *,
+    ridge: float = 1e-6,
+    slack: float = 1e-3,
+    least_cosine: float = 0.1,
+) -> Common:
+    """Return the "at least" step for the kept rows or, near a Pareto-stationary point, one that lowers their mean.
+
+    Every rate is lowered by `slack` times the mean rate, so that a client with nothing left to gain does not hold back
+    the others. Where no step serves everybody, or one that does is nearly perpendicular to the mean gradient, the step
+    is `sparing_weights`; all weights are 0 where the mean gradient vanishes too.
+    """
+    weights, served = np.zeros(len(d)), kept.copy()
+    if not kept.any():
+        return Common(weights, served, beyond=False)
+    M, d, losses = M[np.ix_(kept, kept)], d[kept], losses[kept]
+    found, mean = at_least_weights(M, d - slack * d.mean(), ridge=ridge), np.full(len(d), 1.0 / len(d))
+    slopes = M @ found.weights
+    least = least_cosine * np.sqrt(np.clip(mean @ M @ mean, 0.0, None) * np.clip(found.weights @ slopes, 0.0, None))
+    if found.feasible and mean @ slopes >= least:
+        weights[kept] = found.weights
+        return Common(weights, served, beyond=False)
+    weights[kept], served[kept] = sparing_weights(M, d, losses, ridge=ridge)
+    return Common(weights, served, beyond=True)
+
+
+def sparing_weights(
+    M: FloatArray, d: FloatArray, losses: FloatArray, *, ridge: float = 1e-6
+) -> tuple[FloatArray, BoolArray]:
+    """Return the weights of the shortest step that lowers the mean at the mean rate, and whom it spares.
+
+    Nobody with a loss above the average loses by it if that is possible within 0.3 of the mean gradient's direction;
+    else the client with the largest loss does not; else it is the mean gradient. All are 0 where that vanishes.
+    """
+    K, losses = len(d), np.where(np.isfinite(losses), losses, np.inf)
+    mean, nobody = np.full(K, 1.0 / K), np.zeros(K, dtype=np.bool_)
+    square = float(mean @ M @ mean)
+    if not square > 1e-12 * float(np.diagonal(M).mean()):
+        return np.zeros(K), nobody
+    wanted = max(float(d.mean()), np.finfo(np.float64).tiny)
+    for spared in (losses >= losses.mean(), losses >= losses.max(), nobody):
+        rows = np.concatenate([np.eye(K)[spared], mean[None]])
+        found = at_least_weights(rows @ M @ rows.T, np.append(np.zeros(int(spared.sum())), wanted), ridge=ridge)
+        weights = rows.T @ found.weights
+        slopes, norm = M @ weights, np.sqrt(np.clip(weights @ M @ weights, 0.0, None))
+        ahead = float(mean @ slopes)
+        is_spared = slopes[spared].min(initial=0.0) >= -0.05 * ahead
+        if found.feasible and is_spared and ahead >= 0.3 * np.sqrt(square) * norm:
+            return weights, spared
+    return mean * (wanted / square), nobody
+
+
+def bounded_rates(
+    rates: FloatArray, squares: FloatArray, bounds: float, others: FloatArray | None = None
+) -> FloatArray:
+    """Return the rates, unknown ones (NaN) filled in, held within a factor of the median rate per squared row.
+
+    `others` are further rates per squared row that the median is taken over.
+    """
     per_square = rates / np.where(squares > 0, squares, 1.0)
-    known = np.isfinite(per_square) & (per_square > 0)
-    if not known.any():
+    sample = np.concatenate([per_square, others if others is not None else per_square[:0]])
+    sample = sample[np.isfinite(sample) & (sample > 0)]
+    if not len(sample):
         return squares.copy()
-    middle = median(per_square[known].tolist())
-    held = np.clip(np.where(known, per_square, middle), middle / bounds, middle * bounds)
+    middle = median(sample.tolist())
+    held = np.clip(np.where(np.isfinite(per_square), per_square, middle), middle / bounds, middle * bounds)
     return np.asarray(held * squares)
 
 

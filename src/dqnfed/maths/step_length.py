@@ -32,34 +32,76 @@ def diminishing_length(eta: float, squared_norm: float, round: int, *, power: fl
     return fixed_length(eta / (round + 1) ** power, squared_norm)
 
 
-def floored_curvature(curvature: FloatArray, *, share: float = 0.1) -> FloatArray:
-    """Return the clients' curvatures s'y/s's with those below `share` of the median |c| raised to it.
+def floored_curvature(curvature: FloatArray, lengths: FloatArray, *, share: float = 0.1) -> FloatArray:
+    """Return the clients' curvatures s'y/s's with those below `share` of what is usual raised to it.
 
-    A secant of a non-convex loss may be negative or nearly zero and is not trusted to allow a long step; NaN, a client
-    that has none, becomes the median. All NaN stays NaN: nothing is known.
+    A secant of a non-convex loss may be negative or nearly zero and is not trusted to allow a long step. Usual is the
+    median |c| or, if less, the median |c| per length of gradient times the client's: a client that is fitted has
+    neither gradient nor curvature. NaN, a client that has none, becomes the usual. All NaN stays NaN.
     """
-    c = np.asarray(curvature, dtype=np.float64)
+    c, lengths = np.asarray(curvature, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
     known = np.isfinite(c)
     if not known.any():
         return np.full_like(c, np.nan)
-    middle: float = median(np.abs(c[known]).tolist())
-    return np.where(known, np.maximum(np.where(known, c, 0.0), share * middle), middle)
+    usual = np.full_like(c, median(np.abs(c[known]).tolist()))
+    if (lengths[known] > 0.0).all():
+        usual = np.minimum(usual, lengths * median((np.abs(c[known]) / lengths[known]).tolist()))
+    return np.where(known, np.maximum(np.where(known, c, 0.0), share * usual), usual)
 
 
-def curvature_length(slopes: FloatArray, curvature: FloatArray, squared_norm: float, *, largest: float = 1.0) -> float:
+def curvature_length(
+    slopes: FloatArray,
+    curvature: FloatArray,
+    squared_norm: float,
+    *,
+    largest: float = 1.0,
+    allowance: float = 0.0,
+) -> float:
     """Return the longest alpha up to `largest` at which every client's parabola along u still falls.
 
     f_k(theta - alpha u) ~ f_k - alpha g_k'u + alpha^2 c_k ||u||^2 / 2 is lowest at g_k'u / (c_k ||u||^2); the smallest
     of these is taken, so that each loss falls by alpha g_k'u / 2 at least where c_k is exact. Clients of unknown (NaN)
-    or zero curvature set no limit; a client that would lose (g_k'u <= 0) makes it 0.
+    or zero curvature set no limit; a client that would lose (g_k'u <= 0) makes it 0. With an `allowance` every slope
+    counts as this share of the mean gain higher: a client may lose half of it.
     """
-    if not squared_norm > 0.0:
+    if not squared_norm > 0.0 or not len(slopes):
         return 0.0
     slopes, c = np.asarray(slopes, dtype=np.float64), np.asarray(curvature, dtype=np.float64)
+    slopes = slopes + allowance * float(np.clip(slopes, 0.0, None).mean())
     if slopes.min() <= 0.0:
         return 0.0
     limiting = c > 0.0  # NaN is not
     return min(largest, float((slopes[limiting] / (c[limiting] * squared_norm)).min(initial=np.inf)))
+
+
+def mean_step_norm(GG: FloatArray, rates: FloatArray) -> float:
+    """Return the length of the mean of the clients' own steps, each the shortest that reaches the client's rate alone.
+
+    Row g_k reaches d_k by d_k / ||g_k||^2 g_k; a model change of local training, whose rate is its square, by itself.
+    """
+    squares = np.diagonal(GG)
+    per_square = np.where(squares > 0.0, rates / np.where(squares > 0.0, squares, 1.0), 0.0)
+    return float(np.sqrt(max(float(per_square @ GG @ per_square), 0.0))) / len(rates)
+
+
+def loss_ratio(losses: FloatArray, before: FloatArray, *, least: float = 0.0, robust: bool = False) -> float:
+    """Return the clients' mean loss over their mean loss `before`, which counts as `least` if it is lower.
+
+    With `robust` no client's loss counts for more than 0.3 K times the median, so that one of them cannot raise the
+    ratio above 1.3.
+    """
+    if robust:
+        losses, before = _held(losses), _held(before)
+    return float(losses.mean() / max(before.mean(), least, np.finfo(np.float64).tiny))
+
+
+def votes_for_longer(along: FloatArray, losses: FloatArray, known: FloatArray) -> float:
+    """Return the share of clients whose row points along the last step and whose loss has not risen (NaN: new)."""
+    return float(np.mean((along > 0.0) & ~(losses > known)))
+
+
+def _held(losses: FloatArray) -> FloatArray:
+    return np.minimum(losses, max(1.0, 0.3 * len(losses)) * np.median(losses))
 
 
 def growth_limit(step_norm: float, previous_norm: float | None, *, growth: float = 2.0) -> float:

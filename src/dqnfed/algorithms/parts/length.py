@@ -14,19 +14,29 @@ from dqnfed.algorithms.parts.cache import Cache
 from dqnfed.algorithms.parts.messages import DescentServer, Search
 from dqnfed.algorithms.parts.metric import Mean, Metric
 from dqnfed.algorithms.parts.rates import Rates
+from dqnfed.algorithms.parts.votes import Votes
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.trust import Trust
 from dqnfed.maths import step_length
-from dqnfed.maths.gramian import norm_of
+from dqnfed.maths.gramian import cross_products, norm_of
 from dqnfed.maths.solvers import BoolArray
 
-RULES = ("auto", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
+RULES = ("auto", "votes", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
 MAX_HALVINGS = 40
 FEW_HALVINGS = 10  # a step so short is nearly straight: a client whose loss has not fallen by then is inconsistent
 STATIONARY = "Pareto-stationary: no step lowers every client's loss"
+MEAN_STATIONARY = "stationary: the clients' mean gradient vanishes"
 Step = ServerStep[DescentServer]
 Notes = dict[str, float]
+
+
+class Limits(NamedTuple):
+    """What limits alpha: one entry for each client that counts."""
+
+    slopes: FloatArray  # g_k'u
+    curvature: FloatArray  # NaN: not known
+    lengths: FloatArray  # of the gradients
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,8 @@ class Length:
 
     rule: str  # curvature | line-search | match | fixed | diminishing | paper
     step_size: float = 1.0  # eta of fixed and diminishing; the multiple of FedAvg's length for match
-    growth: float = 2.0  # a step is at most this many times the last one (curvature, line-search)
+    growth: float = 4.0  # a step is at most this many times the last one (curvature, line-search)
+    allowance: float = 0.03  # a client may lose half this share of the mean gain by the step's length
 
     @property
     def uses_curvature(self) -> bool:
@@ -46,7 +57,7 @@ class Length:
         """Return the state between searches."""
         empty, mean = torch.zeros(0, dtype=torch.float64), Mean(theta.new_zeros(0), torch.zeros(0, dtype=torch.bool))
         zero = torch.zeros((), dtype=torch.float64)
-        return Search(theta.new_zeros(0), zero, mean, empty, empty, zero, zero.long())
+        return Search(theta.new_zeros(0), zero, mean, empty, empty, empty, zero, zero.long())
 
     def by_rule(self, norm: float, mean_norm: float, round: int) -> float:
         """Return alpha without curvature; `mean_norm` is the length of the mean update."""
@@ -58,14 +69,18 @@ class Length:
             return step_length.diminishing_length(self.step_size, norm**2, round)
         return step_length.match_length(norm, mean_norm, ratio=self.step_size)
 
-    def by_curvature(self, slopes: FloatArray, curvature: FloatArray, norm: float, last_norm: float | None) -> float:
+    def by_curvature(self, limits: Limits, norm: float, last_norm: float | None, last_alpha: float) -> float:
         """Return the longest alpha that no client's curvature and no growth limit forbid; a search starts at twice."""
-        trusted = step_length.floored_curvature(curvature)
+        slopes, curvature, lengths = limits
+        trusted = step_length.floored_curvature(curvature, lengths)
         growth = 1.0 if np.isnan(trusted).all() else self.growth  # nothing is known: as long as the last step
-        alpha = step_length.curvature_length(slopes, trusted, norm**2)
+        alpha = step_length.curvature_length(slopes, trusted, norm**2, allowance=self.allowance)
         if self.rule == "line-search":
             alpha = step_length.line_search_start(alpha)
-        return max(0.0, min(alpha, step_length.growth_limit(norm, last_norm, growth=growth)))
+        longest = step_length.growth_limit(norm, last_norm, growth=growth)
+        if last_alpha > 0.0:
+            longest = min(longest, self.growth * last_alpha)
+        return max(0.0, min(alpha, longest))
 
     def accepts(self, search: Search, replies: Replies[Any], cohort: Cohort, asked: BoolArray) -> bool:
         """Return whether the losses at the candidate are low enough for every client that is asked (Armijo)."""
@@ -86,6 +101,8 @@ class Parts(NamedTuple):
     length: Length
     cache: Cache
     trust: Trust
+    votes: Votes
+    goes_beyond: bool  # whether a step may lower the mean where none serves everybody
 
 
 def searching(server: DescentServer, length: float, trials: int, notes: Notes) -> Step:
@@ -103,15 +120,14 @@ def probed(parts: Parts, server: DescentServer, replies: Replies[Any], cohort: C
         return ServerStep(_between_steps(parts, server._replace(trust=trust), nan), Status.AGAIN)
     measured, counted = float(search.norm) * replies.scalars("probed_slope"), ~np.isnan(slopes)
     slopes = np.where(measured > 0.0, measured, slopes)  # a false slope of one client shall not stop the others
-    return lengthened(parts, server, slopes[counted], replies.scalars("probed_curvature")[counted], cohort, {})
+    limits = slopes, replies.scalars("probed_curvature"), search.lengths[cohort.clients].numpy()
+    return lengthened(parts, server, Limits(*(values[counted] for values in limits)), cohort, {})
 
 
-def lengthened(
-    parts: Parts, server: DescentServer, slopes: FloatArray, curvature: FloatArray, cohort: Cohort, notes: Notes
-) -> Step:
+def lengthened(parts: Parts, server: DescentServer, limits: Limits, cohort: Cohort, notes: Notes) -> Step:
     """Return the step whose length curvatures and the last step allow, or the search that starts there."""
     last_norm = float(server.step_norm) if int(server.n_steps) else None
-    alpha = parts.length.by_curvature(slopes, curvature, float(server.search.norm), last_norm)
+    alpha = parts.length.by_curvature(limits, float(server.search.norm), last_norm, float(server.votes.alpha))
     if parts.length.rule == "curvature" or alpha == 0.0:
         return moved(parts, server, alpha, cohort, notes)
     return searching(server, alpha, 1, notes)
@@ -132,10 +148,10 @@ def tried(parts: Parts, server: DescentServer, replies: Replies[Any], cohort: Co
 
 
 def moved(parts: Parts, server: DescentServer, alpha: float, cohort: Cohort, notes: Notes) -> Step:
-    """Return theta - alpha u, unless that is lost in theta's own size."""
+    """Return theta - alpha u; the end, if u is zero or everybody must gain by it and it is lost in theta's own size."""
     norm = float(server.search.norm)
     notes = {**notes, "alpha": alpha, "step_norm": alpha * norm}
-    if step_length.is_stationary(alpha, norm, norm_of(server.theta)):
+    if norm == 0.0 or (not parts.goes_beyond and step_length.is_stationary(alpha, norm, norm_of(server.theta))):
         return stationary(parts, server, cohort, notes)
     after = _between_steps(parts, server, alpha)._replace(
         theta=server.theta - alpha * server.search.direction,
@@ -143,15 +159,31 @@ def moved(parts: Parts, server: DescentServer, alpha: float, cohort: Cohort, not
         step_norm=torch.tensor(alpha * norm, dtype=torch.float64),
         n_steps=server.n_steps + 1,
         metric=server.metric._replace(before=server.search.mean),
+        votes=server.votes._replace(alpha=torch.tensor(alpha, dtype=torch.float64), is_back=torch.tensor(False)),
     )
     return ServerStep(after, Status.NEXT, notes)
+
+
+def retreated(parts: Parts, server: DescentServer, mean: Mean, factor: float) -> Step:
+    """Take the last step back: it made the clients' losses jump; the next one is shorter by the factor."""
+    back = cross_products(server.cache.rows, (server.theta - server.theta_before)[None]).numpy()[:, 0]
+    after = _between_steps(parts, server, nan)._replace(
+        theta=server.theta_before,
+        theta_before=server.theta,
+        step_norm=server.step_norm / factor,
+        metric=server.metric._replace(before=mean),
+        cache=parts.cache.moved(server.cache, back),
+        votes=parts.votes.shortened(server.votes, factor),
+    )
+    return ServerStep(after, Status.NEXT, {"retreat": factor})
 
 
 def stationary(parts: Parts, server: DescentServer, cohort: Cohort, notes: Notes) -> Step:
     """No common descent is left for this cohort: the end if it is everybody, else a round without a step."""
     server = _between_steps(parts, server, nan)
-    is_all = len(cohort.clients) == cohort.n_clients
-    return ServerStep(server, Status.STOP, notes, STATIONARY) if is_all else ServerStep(server, Status.HOLD, notes)
+    if len(cohort.clients) < cohort.n_clients:
+        return ServerStep(server, Status.HOLD, notes)
+    return ServerStep(server, Status.STOP, notes, MEAN_STATIONARY if parts.goes_beyond else STATIONARY)
 
 
 def _between_steps(parts: Parts, server: DescentServer, alpha: float) -> DescentServer:

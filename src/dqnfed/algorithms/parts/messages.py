@@ -9,6 +9,7 @@ from torch import Tensor
 from dqnfed.algorithms.parts.cache import CacheState
 from dqnfed.algorithms.parts.metric import Mean, MetricState
 from dqnfed.algorithms.parts.rates import RateMemory
+from dqnfed.algorithms.parts.votes import VotesState
 from dqnfed.core.trust import TrustState
 
 
@@ -20,6 +21,7 @@ class Search(NamedTuple):
     mean: Mean  # the cohort's mean gradient, for the metric if the step is made
     losses: Tensor  # [C] or [0]    at theta, by client number
     slopes: Tensor  # [C] or [0]    first-order decreases g_k'u, by client number; NaN: does not count
+    lengths: Tensor  # [C] or [0]   of the gradients
     length: Tensor  # []            the candidate alpha
     trials: Tensor  # []            PROBING while the first step's curvature is measured
 
@@ -33,11 +35,12 @@ class DescentServer(NamedTuple):
     search: Search  # a step whose length is still sought
     trust: TrustState  # consistency of the clients' replies
     cache: CacheState  # last replies of clients that are absent
+    votes: VotesState  # the clients' last losses, and the step length learnt from them
 
 
 class DescentMemory(NamedTuple):
     rates: RateMemory  # secant pairs of the client's own loss
-    theta: Tensor  # [n] or [0]       the model of its last reply, when it keeps it
+    theta: Tensor  # [n] or [0]       the model of its last reply, where a secant needs it
     gradient: Tensor  # [n] or [0]    its gradient there
     n_replies: Tensor  # []
 
@@ -46,7 +49,7 @@ class First(NamedTuple):  # before any step was made: clients probe their curvat
     theta: Tensor  # [n]
 
 
-class Models(NamedTuple):  # for cohorts that change from round to round
+class Models(NamedTuple):  # of methods whose clients keep nothing
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]
 
@@ -60,16 +63,22 @@ class Trial(NamedTuple):  # a candidate of the line search
     theta: Tensor  # [n]
 
 
-class DescentUpdate(NamedTuple):
+class GradientUpdate(NamedTuple):
     gradient: Tensor  # [n]
-    rate: Tensor  # []             wanted first-order decrease; NaN: not known yet
-    curvature: Tensor  # []        s'y / s's along the last global step; NaN: not known
+    rate: Tensor  # []  wanted first-order decrease; NaN: not known yet
     loss: Tensor  # []
-    gradient_change: Tensor  # [n] or [0]  y, for the server's metric when the cohort changes
+
+
+class DescentUpdate(NamedTuple):  # where curvatures set the step length
+    gradient: Tensor  # [n]
+    rate: Tensor  # []
+    loss: Tensor  # []
+    curvature: Tensor  # []  s'y / s's along the last global step; NaN: not known
 
 
 class LocalUpdate(NamedTuple):
     gradient: Tensor  # [n]  theta before the local epochs minus theta after them, in the gradient's place
+    loss: Tensor  # []       at the model that was sent
 
 
 class ProbeUpdate(NamedTuple):

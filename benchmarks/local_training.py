@@ -1,0 +1,230 @@
+"""DQN-Fed at its defaults against tuned baselines, with local training; every number of docs/results/local-training.md.
+
+    python benchmarks/local_training.py tune --out runs/local.jsonl --jobs 6
+    python benchmarks/local_training.py run  --out runs/local.jsonl --jobs 6 --seeds 0:5
+    python benchmarks/local_training.py rates --out runs/local.jsonl --jobs 6 --seeds 0:3
+    python benchmarks/local_training.py starts --out runs/local.jsonl --jobs 6 --seeds 0:5
+    python benchmarks/local_training.py show --out runs/local.jsonl
+
+`tune` takes one seed and validation data (a tenth of each client's), the same number of values for every method; `run`
+takes each method's best value (mean score over the last quarter of the evaluations); `rates` takes DQN-Fed and FedAvg
+at 1/3, 1 and 3 times the preset's learning rate; `starts` takes DQN-Fed with one full gradient a round and different
+step lengths at the start. Lines are appended as runs end, and what is in the file is not run
+again. `--only` chooses problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LOCAL_DIGITS = ("train.epochs=2", "train.batch_size=16", "train.lr=0.1", "train.rounds=60", "eval.every=5")
+PROBLEMS: dict[str, tuple[str, ...]] = {
+    "digits-10": ("digits", "train.participation=0.1", *LOCAL_DIGITS),
+    "digits-30": ("digits", "train.participation=0.3", *LOCAL_DIGITS),
+    "setup1": ("cifar10-setup1", "train.rounds=500", "eval.every=25"),
+    "writers": ("mnist-by-writer", "eval.every=5"),
+    "cnn-10": ("cifar10-setup2-cnn", "train.participation=0.1", "eval.every=5"),
+    "cnn-50": ("cifar10-setup2-cnn", "train.participation=0.5", "eval.every=5"),
+    "cnn-all": ("cifar10-setup2-cnn", "train.rounds=30", "eval.every=5"),
+    "heart": ("heart", "eval.every=5"),
+    "fashion": ("fashion-mnist", "train.batch_size=64", "train.rounds=60", "eval.every=5"),
+}
+FULL: dict[str, tuple[str, ...]] = {  # one full gradient a round
+    "setup1-full": ("cifar10-setup1-full", "train.rounds=400", "eval.every=10"),
+    "digits-full-10": ("digits", "train.participation=0.1", "eval.every=5"),
+    "digits-full-30": ("digits", "train.participation=0.3", "eval.every=5"),
+}
+PROBLEMS |= FULL
+RATES = [0.3, 1.0, 2.0, 4.0]  # of the preset's learning rate
+SLOW = [0.03, 0.1, 0.3, 1.0]
+GRIDS: dict[str, list[dict[str, float]]] = {
+    "fedavg": [{"lr": r} for r in RATES],
+    "fedlf": [{"lr": r} for r in RATES],
+    "scaffold": [{"lr": r} for r in RATES],
+    "fedvarp": [{"lr": r} for r in RATES],
+    "fedexp": [{"lr": r} for r in RATES],
+    "fedavgm": [{"lr": r} for r in SLOW],
+    "qffl": [{"q": q, "lr": r} for q in (0.1, 1.0) for r in (1.0, 2.0)],
+    "term": [{"t": t, "lr": r} for t in (0.5, 2.0) for r in (1.0, 2.0)],
+}
+METHODS = ["dqn-fed", *GRIDS]
+
+
+def config_of(problem: str, method: str, settings: dict[str, float], seed: int, extra: tuple[str, ...] = ()) -> Any:
+    """Return the config of one run; `lr` in the settings is a multiple of the preset's."""
+    from dqnfed.experiments.config import read_config
+
+    preset, *changes = PROBLEMS[problem]
+    base = read_config(preset, changes)
+    values = {k: v * base.train.lr if k == "lr" else v for k, v in settings.items()}
+    sets = [f"algorithms.{method}.{k}={v:g}" for k, v in values.items()]
+    device = "cuda" if os.environ.get("DQNFED_DEVICE") == "cuda" else "cpu"
+    general = [f"algorithm.name={method}", f"run.seed={seed}", f"run.device={device}", "eval.participants=false"]
+    return read_config(preset, [*changes, *general, *sets, *extra])
+
+
+def outcome(task: dict[str, Any]) -> dict[str, Any]:
+    """Run one task and return its line."""
+    from dqnfed.experiments.experiment import run_experiment
+
+    extra = ("data.validation=0.1", "eval.part=validation") if task["kind"] == "tune" else tuple(task.get("extra", ()))
+    config = config_of(task["problem"], task["method"], task["settings"], task["seed"], extra)
+    begin = time.perf_counter()
+    try:
+        result = run_experiment(config, None)
+    except Exception as error:  # a diverged baseline is a result
+        return {**task, "error": repr(error)[:300]}
+    lines = [h for h in result.history if h.get("accuracy") and h["round"] >= 0]
+    curve = [[h["round"] + 1, *(h["accuracy"][k] for k in ("mean", "std", "worst10", "min"))] for h in lines]
+    loss = [h["train_loss"]["mean"] for h in result.history if h.get("train_loss")]
+    seconds = time.perf_counter() - begin
+    return {**task, "curve": curve, "first_loss": loss[0], "last_loss": loss[-1], "seconds": seconds}
+
+
+def key(task: dict[str, Any]) -> str:
+    """Return what identifies a task."""
+    return json.dumps([task[k] for k in ("kind", "problem", "method", "settings", "seed")] + [task.get("extra", [])])
+
+
+def last_quarter(line: dict[str, Any]) -> np.ndarray:
+    """Return mean, std, worst 10 % and worst client, averaged over the last quarter of the evaluations."""
+    curve = np.array([[np.nan if v is None else v for v in row[1:]] for row in line["curve"]], dtype=float)
+    return np.asarray(curve[-max(1, len(curve) // 4) :].mean(axis=0))
+
+
+def best_settings(lines: list[dict[str, Any]], problem: str, method: str) -> dict[str, float]:
+    """Return the tuned settings of a method: the highest mean on validation data."""
+    tuned = [x for x in lines if (x["kind"], x["problem"], x["method"]) == ("tune", problem, method) and "curve" in x]
+    if method == "dqn-fed" or not tuned:
+        return {}
+    return dict(max(tuned, key=lambda x: np.nan_to_num(last_quarter(x)[0], nan=-1.0))["settings"])
+
+
+def tasks(kind: str, problems: list[str], seeds: range, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of a command."""
+    for problem in problems:
+        if kind == "tune":
+            for method, grid in GRIDS.items():
+                for settings in grid:
+                    yield {"kind": kind, "problem": problem, "method": method, "settings": settings, "seed": 99}
+        elif kind == "run":
+            for seed in seeds:
+                for method in METHODS:
+                    settings = best_settings(lines, problem, method)
+                    yield {"kind": kind, "problem": problem, "method": method, "settings": settings, "seed": seed}
+        elif kind == "starts":
+            for seed in seeds:
+                for start in (0.1, 1.0, 10.0):
+                    settings = {"step_size": start}
+                    yield {"kind": kind, "problem": problem, "method": "dqn-fed", "settings": settings, "seed": seed}
+        else:
+            for seed in seeds:
+                for factor in (1 / 3, 1.0, 3.0):
+                    for method in ("dqn-fed", "fedavg"):
+                        settings = {"lr": factor} | ({"server_lr": 1.0} if method == "fedavg" else {})
+                        yield {"kind": kind, "problem": problem, "method": method, "settings": settings, "seed": seed}
+
+
+def smoothed(line: dict[str, Any]) -> list[tuple[int, float]]:
+    """Return (round, mean score over up to three evaluations)."""
+    curve = line["curve"]
+    return [(row[0], float(np.mean([r[1] for r in curve[max(0, i - 2) : i + 1]]))) for i, row in enumerate(curve)]
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """Print the tables."""
+    for problem in PROBLEMS:
+        runs = [x for x in lines if x["kind"] == "run" and x["problem"] == problem and "curve" in x]
+        if not runs:
+            continue
+        found = {m: {x["seed"]: x for x in runs if x["method"] == m} for m in METHODS}
+        ours = found["dqn-fed"]
+        print(
+            f"\n{problem}: mean / std / worst 10 % / worst client; difference of DQN-Fed (standard error), mean, worst"
+        )
+        for method, by_seed in found.items():
+            if not by_seed:
+                continue
+            ends = np.array([last_quarter(x) for x in by_seed.values()])
+            text = " / ".join(f"{v:.1f}" for v in ends.mean(axis=0))
+            both = sorted(set(ours) & set(by_seed))
+            gaps = np.array([last_quarter(ours[s]) - last_quarter(by_seed[s]) for s in both])
+            if method != "dqn-fed" and len(both) > 1:
+                error = gaps.std(axis=0, ddof=1) / np.sqrt(len(both))
+                text += "   " + ", ".join(f"{gaps[:, i].mean():+.1f} ({error[i]:.1f})" for i in (0, 2))
+            settings = next(iter(by_seed.values()))["settings"]
+            print(f"  {method:9} {text}   n={len(by_seed)} {settings}")
+        shares = []
+        for seed in set(ours) & set(found["fedavg"]):
+            target = smoothed(found["fedavg"][seed])[-1][1]
+            hits = [
+                next((r for r, v in smoothed(x) if v >= target), np.inf) for x in (ours[seed], found["fedavg"][seed])
+            ]
+            shares.append(hits[0] / hits[1])
+        print(f"  rounds to FedAvg's final mean, share of FedAvg's: {np.round(shares, 2).tolist()}")
+    for problem in PROBLEMS:
+        runs = [x for x in lines if x["kind"] == "rates" and x["problem"] == problem]
+        if runs:
+            print(f"\n{problem}, rates: learning rate x, seed: DQN-Fed mean / worst 10 %, FedAvg")
+        for ours in (x for x in runs if x["method"] == "dqn-fed"):
+            same = [x for x in runs if x["method"] == "fedavg" and x["seed"] == ours["seed"]]
+            theirs = next((x for x in same if x["settings"]["lr"] == ours["settings"]["lr"]), None)
+            parts = [
+                "error" if x is None or "error" in x else last_quarter(x)[[0, 2]].round(1).tolist()
+                for x in (ours, theirs)
+            ]
+            rose = "curve" in ours and not ours["last_loss"] <= ours["first_loss"]
+            print(f"  {ours['settings']['lr']:.2f} {ours['seed']}: {parts[0]}  {parts[1]}{'  ROSE' if rose else ''}")
+    for problem in FULL:
+        runs = [x for x in lines if x["kind"] == "starts" and x["problem"] == problem and "curve" in x]
+        for start in sorted({x["settings"]["step_size"] for x in runs}):
+            same = [x for x in runs if x["settings"]["step_size"] == start]
+            ends = np.array([last_quarter(x) for x in same]).mean(axis=0).round(1)
+            curve = np.array([[row[1] for row in x["curve"]] for x in same]).mean(axis=0).round(1)
+            rounds = [row[0] for row in same[0]["curve"]]
+            print(f"\n{problem}, start {start:g}, n={len(same)}: {ends.tolist()}")
+            print("  " + " ".join(f"{r}:{v}" for r, v in zip(rounds, curve, strict=True)))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("tune", "run", "rates", "starts", "show"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", choices=list(PROBLEMS), default=None)
+    parser.add_argument("--seeds", default="0:5")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no run starts after so many seconds")
+    given = parser.parse_args()
+    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    if given.command == "show":
+        return show(lines)
+    only = given.only or list(FULL if given.command == "starts" else PROBLEMS.keys() - FULL)
+    first, last = map(int, given.seeds.split(":"))
+    done = {key(x) for x in lines}
+    todo = [t for t in tasks(given.command, only, range(first, last), lines) if key(t) not in done]
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + given.seconds
+    with ProcessPoolExecutor(given.jobs) as pool, given.out.open("a") as file:
+        waiting = {pool.submit(outcome, t) for t in todo}
+        for n, future in enumerate(as_completed(waiting), 1):
+            if future.cancelled():
+                continue
+            file.write(json.dumps(future.result()) + "\n")
+            file.flush()
+            print(f"{n} of {len(todo)}", end="\r", flush=True)
+            if time.monotonic() > end:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+if __name__ == "__main__":
+    main()
