@@ -1,8 +1,8 @@
-"""Whole runs of DQN-Fed in gradient mode, written again from its mathematics: nothing is shared with the package.
+"""Whole runs of DQN-Fed and AdaFed, written again from their mathematics: nothing is shared with the package.
 
 Dense n x n matrices instead of limited memories, whole vectors instead of their products, a dictionary of cached
-replies instead of a matrix of rows, and least-distance programming by SciPy's NNLS instead of pivoting. Every client
-replies, with finite numbers and a gradient that is not zero.
+replies with the models that they were computed at instead of running credits, SGD in plain loops, and least-distance
+programming by SciPy's NNLS instead of pivoting. Every client replies, with finite numbers and a row that is not zero.
 """
 
 from __future__ import annotations
@@ -10,26 +10,52 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 FloatArray = NDArray[np.float64]
-ValueAndGradient = Callable[[int, FloatArray], tuple[float, FloatArray]]  # client and theta in, loss and gradient out
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Batches = Callable[[int, int], Sequence[IntArray | None]]  # client and round in, the rows of each step out; None: all
+
+SLACK = 1e-3  # of the mean rate, by which every rate is lowered
+ALLOWANCE = 0.03  # of the mean slope, by which every slope counts as higher when the length is set
+
+
+class ValueAndGradient(Protocol):
+    """A client's loss and gradient at a model, on all its examples or on some of them."""
+
+    def __call__(self, k: int, theta: FloatArray, rows: IntArray | None = None) -> tuple[float, FloatArray]: ...
 
 
 class Settings(NamedTuple):
-    """The settings of DQN-Fed that a run in gradient mode depends on, with their defaults."""
+    """The settings that these runs depend on, with the package's defaults."""
 
-    metric_memory: int = 10  # secant pairs of the mean loss
-    growth: float = 2.0  # the longest step, in lengths of the one before
-    ridge: float = 1e-6  # on the Gramian of the unit rows
-    rate_bounds: float = 1000.0  # how far a rate per squared gradient may be from the median
-    cached_clients: int = 50  # clients whose last replies are kept
+    rates: str = "bfgs"  # bfgs: DQN-Fed, loss: AdaFed
+    gamma: float = 1.0  # of AdaFed
+    beyond: str = "mean"  # mean | stop
     cap: bool = True  # rates at most twice the loss above its floor
-    floor: float = 0.0  # no loss is below this
+    metric_memory: int = 10  # secant pairs of the mean loss
+    growth: float = 4.0  # the longest step, in lengths of the one before
+    step_size: float = 1.0  # the first m
+    ridge: float = 1e-6  # on the Gramian of the unit rows
+    rate_bounds: float = 1000.0  # how far a rate per squared row may be from the median
+    cached_clients: int = 100  # clients whose last replies are kept
+    epochs: int = 1
+    batch_size: int | None = None
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    floor: float = 0.0  # of the losses; belongs to the problem
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients train instead of sending one gradient."""
+        return self.epochs > 1 or self.batch_size is not None
 
 
 class Pair(NamedTuple):
@@ -45,29 +71,46 @@ class Pair(NamedTuple):
 
     @property
     def curvature(self) -> float:
-        return float(self.s @ self.y / (self.s @ self.s))
+        return float(self.s @ self.y / (self.s @ self.s)) if self.s.any() else math.nan
 
     @property
     def is_curved(self) -> bool:
         return bool(self.s @ self.y > 1e-8 * np.linalg.norm(self.s) * np.linalg.norm(self.y))
 
 
-class ClientReply(NamedTuple):
-    """What a client sends in one round."""
+class Cut(NamedTuple):
+    """A client's reply, the model that it was computed at, and what it asks a step for."""
 
     round: int
-    gradient: FloatArray
+    at: FloatArray  # the model
+    row: FloatArray  # a gradient, or the model change of local training with its sign turned
     rate: float  # NaN: not known
-    curvature: float  # along the last step; NaN: not known
-    change: FloatArray  # of its gradient along the last step
+    loss: float
+    curvature: float = math.nan  # along the client's last move; NaN: not known
+
+    def reached(self, theta: FloatArray) -> float:
+        """What the way from the reply's model to theta has brought."""
+        return float(self.row @ (self.at - theta))
+
+    def left(self, theta: FloatArray) -> float:
+        """What is left of the rate at theta: all of it at most, and three tenths at least."""
+        return min(max(self.rate - self.reached(theta), 0.3 * self.rate), self.rate)
 
 
-class OracleRun(NamedTuple):
-    """Theta and the status after every round, and how often each rule decided something."""
+class Found(NamedTuple):
+    """A step for some clients, in the given order."""
 
-    thetas: list[FloatArray]
-    statuses: list[str]
-    rules: Counter[str]
+    u: FloatArray
+    served: BoolArray
+    beyond: bool = False
+
+
+class OracleRound(NamedTuple):
+    """What the server has after a round."""
+
+    theta: FloatArray
+    status: str
+    notes: dict[str, float]
 
 
 def damped(pair: Pair, scale: float) -> Pair:
@@ -93,160 +136,386 @@ def probe(theta: FloatArray, direction: FloatArray) -> FloatArray:
     return np.asarray(1e-4 * (1.0 + np.linalg.norm(theta)) * direction / np.linalg.norm(direction))
 
 
-def shortest_step(G: FloatArray, d: FloatArray, H: FloatArray, ridge: float) -> FloatArray | None:
-    """Return the u of least u'H^-1 u with g_k'u >= d_k up to the ridge; None where some client would not gain.
-
-    With H = LL' and u = Lv the unit rows a_k ask for a_k'v >= r_k. The ridge gives every row one coordinate of its own,
-    of length sqrt(ridge), so that there always is a solution; what a row gets along its own coordinate, v misses.
-    """
-    L = np.linalg.cholesky(H)
-    lengths = np.linalg.norm(G @ L, axis=1)
-    A, r = G @ L / lengths[:, None], d / lengths
-    v = r.max() * least_distance(np.hstack([A, math.sqrt(ridge) * np.eye(len(A))]), r / r.max())[: G.shape[1]]
-    return np.asarray(L @ v) if (A @ v).min() > 0.0 else None
-
-
-def least_distance(A: FloatArray, r: FloatArray) -> FloatArray:
-    """Return the shortest x with A x >= r (Lawson & Hanson 1974, ch. 23), checked against its own conditions."""
+def least_distance(A: FloatArray, r: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the shortest x with A x >= r (Lawson & Hanson 1974, ch. 23) and the y >= 0 with x = A'y."""
     active = nnls(np.vstack([A.T, r]), np.append(np.zeros(A.shape[1]), 1.0))[0] > 0.0
     x, *_ = np.linalg.lstsq(A[active], r[active], rcond=None)  # to full precision on the active rows
-    multipliers, *_ = np.linalg.lstsq(A[active].T, x, rcond=None)
-    assert (A @ x - r).min() > -1e-9, "a constraint is violated"
-    assert multipliers.min() > -1e-9 * multipliers.max(), "a constraint is active that should not be"
-    return np.asarray(x)
+    y = np.zeros(len(r))
+    y[active], *_ = np.linalg.lstsq(A[active].T, x, rcond=None)
+    assert (A @ x - r).min() > -1e-9 * max(1.0, float(np.linalg.norm(x))), "a constraint is violated"
+    assert y.min() > -1e-9 * y.max(), "a constraint is active that should not be"
+    return np.asarray(x), y
 
 
-def floored(curvatures: FloatArray) -> FloatArray:
-    """Return the curvatures, none below a tenth of the median of their sizes, which stands for unknown ones."""
+def at_least(A: FloatArray, d: FloatArray, ridge: float, rules: Counter[str]) -> FloatArray | None:
+    """Return the shortest x with a_k'x >= d_k for all k, up to the ridge; None where there is none.
+
+    The ridge gives every unit row one coordinate of its own, of length sqrt(ridge), so that there always is a solution;
+    what a row gets along its own coordinate, x misses. Where a client then would not gain the ridge is made smaller.
+    """
+    lengths = np.linalg.norm(A, axis=1)
+    live = lengths > 1e-12 * lengths.max()
+    rows, wanted = A[live] / lengths[live, None], d[live] / lengths[live]
+    most = float(wanted.max())
+    if most <= 0.0:
+        return np.zeros(A.shape[1])
+    for share in (1.0, 1e-3, 1e-6):
+        own = math.sqrt(share * ridge) * np.eye(len(rows))
+        x, y = least_distance(np.hstack([rows, own]), wanted / most)
+        if not x @ x > 1e-12 * y.sum() ** 2:  # the hull of the rows comes to zero
+            return None
+        if (rows @ x[: A.shape[1]])[wanted > 0.0].min() > 0.0:
+            rules["smaller ridge"] += share < 1.0
+            return np.asarray(most * x[: A.shape[1]])
+    return None
+
+
+def for_everybody(A: FloatArray, d: FloatArray, losses: FloatArray, ridge: float, rules: Counter[str]) -> Found:
+    """Return the step for all rows, or the one that lowers their mean where that one hardly does or is not there."""
+    mean, everybody = A.mean(axis=0), np.ones(len(d), dtype=np.bool_)
+    x = at_least(A, d - SLACK * d.mean(), ridge, rules)
+    if x is not None and mean @ x >= 0.1 * np.linalg.norm(mean) * np.linalg.norm(x):
+        return Found(x, everybody)
+    rules["perpendicular" if x is not None else "opposed"] += 1
+    if mean @ mean <= 1e-12 * np.square(A).sum(axis=1).mean():
+        rules["mean vanishes"] += 1
+        return Found(np.zeros(A.shape[1]), ~everybody, beyond=True)
+    for name, spared in (("above average", losses >= losses.mean()), ("the worst", losses >= losses.max())):
+        x = at_least(np.vstack([A[spared], mean]), np.append(np.zeros(spared.sum()), d.mean()), ridge, rules)
+        if x is None:
+            continue
+        ahead = float(mean @ x)
+        is_near = ahead >= 0.3 * np.linalg.norm(mean) * np.linalg.norm(x)
+        if is_near and (A[spared] @ x).min() >= -0.05 * ahead:
+            rules[f"spares {name}"] += 1
+            return Found(x, spared, beyond=True)
+    rules["spares nobody"] += 1
+    return Found(mean * d.mean() / (mean @ mean), ~everybody, beyond=True)
+
+
+def floored(curvatures: FloatArray, lengths: FloatArray) -> FloatArray:
+    """Return the curvatures, none below a tenth of what is usual for the row's length, which stands for unknown ones.
+
+    Usual is the median size, or the median size per length of row times the row's own length if that is less.
+    """
     known = np.isfinite(curvatures)
-    middle = float(np.median(np.abs(curvatures[known])))
-    return np.where(known, np.maximum(curvatures, 0.1 * middle), middle)
+    if not known.any():
+        return curvatures
+    sizes = np.abs(curvatures[known])
+    usual = np.minimum(np.median(sizes), lengths * np.median(sizes / lengths[known]))
+    return np.asarray(np.where(known, np.maximum(np.nan_to_num(curvatures), 0.1 * usual), usual))
 
 
 class DQNFedOracle:
-    """DQN-Fed: rates from one damped secant pair a client, the metric of the mean loss, lengths from curvatures."""
+    """The method: rows and rates of the clients, one step for all of them, and its length."""
 
-    def __init__(self, start: FloatArray, f: ValueAndGradient, n_clients: int, cohort_size: int, settings: Settings):
-        self.f, self.n_clients, self.settings = f, n_clients, settings
-        self.has_metric = 4 * cohort_size >= n_clients
-        self.cache_size = 0 if cohort_size == n_clients else settings.cached_clients
+    def __init__(
+        self,
+        start: FloatArray,
+        f: ValueAndGradient,
+        n_clients: int,
+        cohort_size: int,
+        settings: Settings,
+        batches: Batches | None = None,
+    ):
+        self.f, self.n_clients, self.settings, self.batches = f, n_clients, settings, batches
+        self.by_curvature = not settings.trains and cohort_size == n_clients
+        self.cache_size = 0 if cohort_size == n_clients else min(settings.cached_clients, n_clients)
         self.theta = self.before = start.copy()
-        self.last_length: float | None = None  # of the last step; None before the first one
+        self.step_length: float | None = None  # of the last step; None before the first one
+        self.alpha = 0.0  # of the last step; 0 before the first one
+        self.n_steps, self.log_m, self.is_back = 0, 0.0, False
+        self.losses: dict[int, tuple[int, float]] = {}  # round and loss above the floor at every client's last reply
+        self.start_loss = math.nan
         self.scales: dict[int, float] = {}  # of every client's newest pair
+        self.kept: dict[int, tuple[FloatArray, FloatArray]] = {}  # model and gradient of every client's last reply
         self.metric: list[Pair] = []
-        self.cache: dict[int, ClientReply] = {}
-        self.run = OracleRun([], [], Counter())
+        self.mean_before: FloatArray | None = None
+        self.cache: dict[int, Cut] = {}
+        self.rounds: list[OracleRound] = []
+        self.rules: Counter[str] = Counter()  # how often each rule decided something
+
+    # A round.
 
     def play(self, round: int, cohort: Sequence[int]) -> None:
-        """Play one round, and write down theta and the status."""
-        new = self.bounded({k: self.reply(k, round) for k in cohort})
-        if self.has_metric and self.last_length is not None:
-            self.learn_metric(np.mean([a.change for a in new.values()], axis=0))
-        u, served = self.step(list(new.values()), [a for k, a in self.cache.items() if k not in new])
-        length = self.length(u, served, cohort) if u.any() else 0.0
-        if self.cache_size:
-            self.refresh_cache(new, round)
-        if length <= 1e-10 * (1.0 + np.linalg.norm(self.theta)):
-            self.run.statuses.append("stop" if len(cohort) == self.n_clients else "hold")
+        """Play one round, and write down theta, the status and the notes."""
+        replies = {k: self.reply(k, round) for k in cohort}
+        factor = self.retreat_factor(replies, round)
+        if factor > 1.0:
+            self.go_back(replies, factor)
+            return
+        absent = {k: cut for k, cut in self.cache.items() if k not in replies}
+        present = self.with_rates(replies, absent)
+        self.learn_metric(present)
+        cuts = [*present.values(), *absent.values()]
+        rates = np.array([*(c.rate for c in present.values()), *(c.left(self.theta) for c in absent.values())])
+        self.rules["absent"] += len(absent)
+        self.rules["credited"] += sum(c.left(self.theta) < c.rate for c in absent.values())
+        self.rules["fully credited"] += sum(c.reached(self.theta) >= c.rate for c in absent.values())
+        found, notes = self.step(cuts, rates, len(present)), dict[str, float]()
+        if self.by_curvature:
+            self.record_losses(present, round)
+            length = self.length_by_curvature(found, list(present.values()))
         else:
-            self.run.statuses.append("next")
-            self.theta, self.before = self.theta - length * u / np.linalg.norm(u), self.theta
-            self.last_length = length
-        self.run.thetas.append(self.theta)
+            length, notes = self.length_by_votes(found, present, len(cuts), rates[: len(present)])
+            self.refresh_cache(present, round)
+            self.record_losses(present, round)
+        self.rules["beyond"] += found.beyond
+        self.move(found, length, {**notes, "beyond": float(found.beyond)}, len(present))
 
-    def reply(self, k: int, round: int) -> ClientReply:
-        """Return what client k sends at theta: before the first step it probes its curvature along its gradient."""
+    def move(self, found: Found, length: float, notes: dict[str, float], n_present: int) -> None:
+        norm = float(np.linalg.norm(found.u))
+        strict = self.settings.beyond == "stop"
+        notes["step_norm"] = length
+        notes["alpha"] = length / norm if norm > 0.0 else 0.0
+        if norm == 0.0 or (strict and length <= 1e-10 * (1.0 + np.linalg.norm(self.theta))):
+            status = "stop" if n_present == self.n_clients else "hold"
+            self.rounds.append(OracleRound(self.theta, status, notes))
+            return
+        self.theta, self.before = self.theta - length * found.u / norm, self.theta
+        self.step_length, self.alpha, self.is_back = length, length / norm, False
+        self.n_steps += 1
+        self.rounds.append(OracleRound(self.theta, "next", notes))
+
+    def go_back(self, replies: dict[int, Cut], factor: float) -> None:
+        """Take the last step back; what is learnt of this round is the gradients of everybody."""
+        self.theta, self.before = self.before, self.theta
+        assert self.step_length is not None
+        self.step_length /= factor
+        self.log_m, self.is_back = max(self.log_m - math.log(factor), -9.0), True
+        if self.by_curvature:
+            self.mean_before = np.mean([cut.row for cut in replies.values()], axis=0)
+        self.rules["retreat"] += 1
+        self.rounds.append(OracleRound(self.theta, "next", {"retreat": factor}))
+
+    # The clients.
+
+    def reply(self, k: int, round: int) -> Cut:
         loss, g = self.f(k, self.theta)
-        if self.last_length is None:
+        if self.settings.trains:
+            row = self.theta - self.trained(k, round)
+            rate = self.loss_rate(loss) if self.settings.rates == "loss" else math.nan
+            return Cut(round, self.theta, row, rate, loss)
+        curvature = math.nan
+        pair = Pair(np.zeros_like(g), np.zeros_like(g))
+        if k in self.kept:
+            pair = Pair(self.theta - self.kept[k][0], g - self.kept[k][1])
+        self.kept[k] = self.theta, g
+        if self.settings.rates == "loss":
+            rate = self.loss_rate(loss)
+        elif self.n_steps == 0:
             move = probe(self.theta, g)
-            curvature = abs(Pair(move, g - self.f(k, self.theta - move)[1]).curvature)
-            return ClientReply(round, g, self.capped(float(g @ g) / curvature, loss), math.nan, np.zeros_like(g))
-        pair = Pair(self.theta - self.before, g - self.f(k, self.before)[1])
-        return ClientReply(round, g, self.capped(self.learnt_rate(k, pair, g), loss), pair.curvature, pair.y)
+            rate = float(g @ g) / abs(Pair(move, g - self.f(k, self.theta - move)[1]).curvature)
+        else:
+            rate = self.learnt_rate(k, pair, g)
+        if self.n_steps > 0:
+            curvature = pair.curvature
+        return Cut(round, self.theta, g, self.capped(rate, loss), loss, curvature)
+
+    def trained(self, k: int, round: int) -> FloatArray:
+        """Return the model after the client's SGD with momentum and weight decay."""
+        s = self.settings
+        assert self.batches is not None
+        theta, velocity, lr = self.theta, np.zeros_like(self.theta), s.lr * s.lr_decay**round
+        for rows in self.batches(k, round):
+            velocity = s.momentum * velocity + self.f(k, theta, rows)[1] + s.weight_decay * theta
+            theta = theta - lr * velocity
+        return theta
+
+    def loss_rate(self, loss: float) -> float:
+        return float(max(loss - self.settings.floor, 0.0) ** self.settings.gamma)
 
     def learnt_rate(self, k: int, pair: Pair, g: FloatArray) -> float:
         """Return g'Hg, H from the client's newest pair alone; of the one before it, only the scale is kept."""
-        used = damped(pair, self.scales[k]) if k in self.scales else pair
-        self.run.rules["damped"] += used is not pair
-        self.run.rules["no pair"] += not used.is_curved
+        used = damped(pair, self.scales[k]) if k in self.scales and pair.s.any() else pair
+        self.rules["damped"] += used is not pair
         if not used.is_curved:
-            return self.scales.get(k, math.nan) * float(g @ g)
+            self.rules["no pair"] += 1
+            return self.scales[k] * float(g @ g) if k in self.scales else math.nan
         self.scales[k] = used.scale
         return float(g @ inverse_hessian([used], len(g)) @ g)
 
     def capped(self, rate: float, loss: float) -> float:
-        most = 2.0 * (loss - self.settings.floor)
-        is_capped = self.settings.cap and rate > most
-        self.run.rules["capped"] += is_capped
+        most = 2.0 * max(loss - self.settings.floor, 0.0)
+        is_capped = self.settings.cap and rate > most  # NaN is not
+        self.rules["capped"] += is_capped
         return most if is_capped else rate
 
-    def bounded(self, replies: dict[int, ClientReply]) -> dict[int, ClientReply]:
-        """Return the replies with rates whose ratios to g'g are held to the cohort's median; unknown ones become it."""
-        squares = {k: float(a.gradient @ a.gradient) for k, a in replies.items()}
-        ratios = {k: a.rate / squares[k] for k, a in replies.items()}
-        known = [ratio for ratio in ratios.values() if ratio > 0.0]  # NaN is not
-        middle = float(np.median(known)) if known else 1.0
-        least, most = middle / self.settings.rate_bounds, middle * self.settings.rate_bounds
-        trusted = {k: min(max(ratio, least), most) if ratio > 0.0 else middle for k, ratio in ratios.items()}
-        self.run.rules["bounded"] += sum(trusted[k] != ratio for k, ratio in ratios.items() if ratio > 0.0)
-        self.run.rules["no known rate"] += not known
-        return {k: a._replace(rate=trusted[k] * squares[k]) for k, a in replies.items()}
+    # The server: rates, metric, step.
 
-    def learn_metric(self, change: FloatArray) -> None:
-        """Add the change of the cohort's mean gradient along the last step."""
-        pair = Pair(self.theta - self.before, change)
-        used = damped(pair, self.metric[-1].scale) if self.metric else pair
-        self.run.rules["damped metric"] += used is not pair
-        if used.is_curved:
-            self.metric = [*self.metric, used]
-            self.run.rules["forgotten pair"] += len(self.metric) > self.settings.metric_memory
-            self.metric = self.metric[-self.settings.metric_memory :]
+    def with_rates(self, replies: dict[int, Cut], absent: dict[int, Cut]) -> dict[int, Cut]:
+        """Return the replies with rates that are known and not far from those of the other clients."""
+        squares = {k: float(c.row @ c.row) for k, c in replies.items()}
+        if self.settings.trains and self.settings.rates != "loss":
+            return {k: c._replace(rate=squares[k]) for k, c in replies.items()}
+        rates = {k: c.rate for k, c in replies.items()}
+        if self.settings.rates == "loss" and (self.settings.trains or self.settings.gamma != 1.0):
+            wanted = sum(squares.values() if self.settings.trains else (c.loss for c in replies.values()))
+            if not self.settings.trains:
+                wanted -= self.settings.floor * len(replies)
+            total = sum(rates.values())
+            rates = {k: rate * wanted / total for k, rate in rates.items()}
+        ratios = {k: rate / squares[k] for k, rate in rates.items()}
+        sample = [*ratios.values(), *(c.rate / float(c.row @ c.row) for c in absent.values())]
+        sample = [ratio for ratio in sample if ratio > 0.0]  # NaN is not
+        self.rules["no known rate"] += not sample
+        if not sample:
+            return {k: c._replace(rate=squares[k]) for k, c in replies.items()}
+        middle, bound = float(np.median(sample)), self.settings.rate_bounds
+        held = {k: min(max(q, middle / bound), middle * bound) if q >= 0.0 else middle for k, q in ratios.items()}
+        self.rules["filled in"] += sum(math.isnan(q) for q in ratios.values())
+        self.rules["bounded"] += sum(held[k] != q for k, q in ratios.items() if q >= 0.0)
+        return {k: c._replace(rate=self.capped(held[k] * squares[k], c.loss)) for k, c in replies.items()}
 
-    def step(self, present: list[ClientReply], absent: list[ClientReply]) -> tuple[FloatArray, list[ClientReply]]:
-        """Return the step and whom it is for: everybody, else those who are present, else it is zero."""
-        H = inverse_hessian(self.metric, len(self.theta))
-        for served in [present + absent, present] if absent else [present]:
-            G, d = np.array([a.gradient for a in served]), np.array([a.rate for a in served])
-            u = shortest_step(G, d, H, self.settings.ridge)
-            if u is not None:
-                self.run.rules["absent served"] += served is not present
-                return u, served
-            self.run.rules["absent left out"] += served is not present
-        return np.zeros_like(self.theta), present
+    def learn_metric(self, present: dict[int, Cut]) -> None:
+        """Add the change of the mean gradient along the last move."""
+        if not self.by_curvature:
+            return
+        mean = np.mean([cut.row for cut in present.values()], axis=0)
+        if self.mean_before is not None:
+            pair = Pair(self.theta - self.before, mean - self.mean_before)
+            used = damped(pair, self.metric[-1].scale) if self.metric else pair
+            self.rules["damped metric"] += used is not pair
+            if used.is_curved:
+                self.metric = [*self.metric, used]
+                self.rules["forgotten pair"] += len(self.metric) > self.settings.metric_memory
+                self.metric = self.metric[-self.settings.metric_memory :]
+        self.mean_before = mean
 
-    def length(self, u: FloatArray, served: list[ClientReply], cohort: Sequence[int]) -> float:
-        """Return the length of the move along u; before the first one, the cohort measures its curvature along u."""
-        curvatures = [a.curvature for a in served]
-        if self.last_length is None:
-            move, served = probe(self.theta, u), served[: len(cohort)]
-            nearby = [self.f(k, self.theta - move)[1] for k in cohort]
-            curvatures = [Pair(move, a.gradient - g).curvature for a, g in zip(served, nearby, strict=True)]
-        slopes, norm = np.array([a.gradient @ u for a in served]), float(np.linalg.norm(u))
-        trusted = floored(np.array(curvatures))
-        lowest = slopes / (trusted * norm**2)  # the share of u at which each client's parabola is lowest
-        share = min(1.0, float(lowest.min()))
-        limit = math.inf if self.last_length is None else self.settings.growth * self.last_length
-        rule = "by growth" if limit < share * norm else "whole step" if share == 1.0 else "by curvature"
-        self.run.rules[rule] += 1
+    def step(self, cuts: list[Cut], rates: FloatArray, n_present: int) -> Found:
+        """Return the step u = L x with H = LL' the inverse of the metric, so that x is shortest in the usual sense."""
+        L = np.linalg.cholesky(inverse_hessian(self.metric, len(self.theta)))
+        A, losses = np.array([c.row for c in cuts]) @ L, np.array([c.loss for c in cuts])
+        if self.settings.beyond == "mean":
+            found = for_everybody(A, rates, losses, self.settings.ridge, self.rules)
+            return found._replace(u=L @ found.u)
+        for n in [len(cuts), n_present] if len(cuts) > n_present else [n_present]:
+            x = at_least(A[:n], rates[:n], self.settings.ridge, self.rules)
+            if x is not None:
+                self.rules["absent left out"] += n < len(cuts)
+                return Found(L @ x, np.arange(len(cuts)) < n)
+        return Found(np.zeros_like(self.theta), np.arange(len(cuts)) < n_present)
+
+    # The server: length of the step.
+
+    def length_by_curvature(self, found: Found, present: list[Cut]) -> float:
+        """Return the length of the move along u; before the first one, clients measure their curvature along u."""
+        norm = float(np.linalg.norm(found.u))
+        if norm == 0.0:
+            return 0.0
+        curvatures = np.array([c.curvature for c in present])
+        if self.step_length is None:
+            move = probe(self.theta, found.u)
+            nearby = [self.f(k, self.theta - move)[1] for k in range(self.n_clients)]
+            curvatures = np.array([Pair(move, c.row - g).curvature for c, g in zip(present, nearby, strict=True)])
+        slopes = np.array([c.row @ found.u for c in present])
+        lengths = np.array([np.linalg.norm(c.row) for c in present])
+        if found.beyond:  # the limits are those of the spared clients and of the mean
+            assert self.step_length is not None, "the first step is for everybody in these runs"
+            mean = np.mean([c.row for c in present], axis=0)
+            slopes = np.append(slopes[found.served], mean @ found.u)
+            lengths = np.append(lengths[found.served], np.linalg.norm(mean))
+            curvatures = np.append(curvatures[found.served], curvatures.mean())
+        return self.limited(slopes, floored(curvatures, lengths), curvatures, norm)
+
+    def limited(self, slopes: FloatArray, trusted: FloatArray, curvatures: FloatArray, norm: float) -> float:
+        """Return the length at which the first parabola is lowest, at most u's, at most `growth` times the last."""
+        allowed = slopes + (0.0 if self.settings.beyond == "stop" else ALLOWANCE * np.maximum(slopes, 0.0).mean())
+        if allowed.min() <= 0.0:
+            self.rules["nobody may lose"] += 1
+            return 0.0
+        lowest = allowed / (trusted * norm**2) if np.isfinite(trusted).all() else np.full(len(slopes), np.inf)
+        share, limit = min(1.0, float(lowest.min())), math.inf
+        if self.step_length:
+            limit = self.step_length * (self.settings.growth if np.isfinite(trusted).all() else 1.0)
+        if self.alpha > 0.0 and self.settings.growth * self.alpha * norm < limit:
+            limit = self.settings.growth * self.alpha * norm
+            self.rules["by growth of alpha"] += limit < share * norm
+        elif self.step_length:
+            self.rules["by growth"] += limit < share * norm
+        self.rules["after a retreat, by growth"] += self.is_back and limit < share * norm
+        rule = "limit" if limit < share * norm else "whole step" if share == 1.0 else "by curvature"
+        self.rules[rule] += 1
         decides = int(lowest.argmin())
-        self.run.rules["by floored curvature"] += rule == "by curvature" and trusted[decides] != curvatures[decides]
+        self.rules["by floored curvature"] += rule == "by curvature" and trusted[decides] != curvatures[decides]
+        self.rules["by allowance"] += rule == "by curvature" and slopes[decides] <= 0.0
         return min(share * norm, limit)
 
-    def refresh_cache(self, new: dict[int, ClientReply], round: int) -> None:
+    def length_by_votes(
+        self, found: Found, present: dict[int, Cut], n_known: int, rates: FloatArray
+    ) -> tuple[float, dict[str, float]]:
+        """Return m times the length of the clients' mean step, each its row scaled to what reaches its rate."""
+        share = self.count_votes(present, n_known)
+        own = [rate / float(c.row @ c.row) * c.row for rate, c in zip(rates, present.values(), strict=True)]
+        length = self.settings.step_size * math.exp(self.log_m) * float(np.linalg.norm(np.mean(own, axis=0)))
+        enough, norm = min(self.n_clients, 10), float(np.linalg.norm(found.u))
+        if not self.settings.trains and n_known < enough:
+            length *= n_known / enough * min(1.0, n_known / (len(present) * (self.n_steps + 1)))
+            self.rules["slow start"] += 1
+        if found.beyond and self.alpha > 0.0 and length > 2.0 * self.alpha * norm:
+            length = 2.0 * self.alpha * norm
+            self.rules["beyond, by growth of alpha"] += 1
+        if self.is_back and self.step_length is not None and length > self.step_length:
+            length = self.step_length
+            self.rules["after a retreat, by growth"] += 1
+        notes = {"votes": share, "m": self.settings.step_size * math.exp(self.log_m)}
+        return (length, notes) if norm > 0.0 else (0.0, notes)
+
+    def count_votes(self, present: dict[int, Cut], n_known: int) -> float:
+        """Change m by the votes of those for whom the last step was too short or too long; return the share of 'too
+        short'."""
+        if self.alpha == 0.0 or self.is_back:
+            return math.nan
+        last, votes, again = self.before - self.theta, [], []
+        for k, cut in present.items():
+            now = cut.loss - self.settings.floor
+            has_risen = k in self.losses and now > self.losses[k][1]
+            votes.append(bool(cut.row @ last > 0.0) and not has_risen)
+            again += [(now, self.losses[k][1])] if k in self.losses else []
+        share = float(np.mean(votes))
+        log_m = self.log_m + max(0.3, 1.0 / self.n_steps) * (share - 0.5)
+        if again and sum(now for now, _ in again) > 1.3 * sum(then for _, then in again):
+            log_m -= math.log(2.0)
+            self.rules["halved m"] += 1
+        highest = 9.0 if n_known >= min(self.n_clients, 10) else 0.0
+        self.rules["m held back"] += log_m > highest
+        self.log_m = min(max(log_m, -9.0), highest)
+        return share
+
+    # The server: losses and cache.
+
+    def record_losses(self, present: dict[int, Cut], round: int) -> None:
+        if math.isnan(self.start_loss):
+            self.start_loss = float(np.mean([c.loss for c in present.values()])) - self.settings.floor
+        self.losses |= {k: (round, c.loss - self.settings.floor) for k, c in present.items()}
+
+    def retreat_factor(self, replies: dict[int, Cut], round: int) -> float:
+        """Return by how much steps must be shorter; 1 where the losses do not say that the last one was too long."""
+        if self.alpha == 0.0 or self.is_back:
+            return 1.0
+        usual = float(np.mean([loss for _, loss in self.losses.values()]))
+        then = [self.losses.get(k, (0, max(usual, self.start_loss))) for k in replies]
+        now = float(np.mean([c.loss for c in replies.values()])) - self.settings.floor
+        ratio = now / max(float(np.mean([loss for _, loss in then])), usual)
+        age = float(np.mean([round - when for when, _ in then]))
+        rise = 0.2 if self.by_curvature else 1.0
+        return min(max(2.0, math.sqrt(ratio)), 100.0) if ratio > 1.0 + rise * age else 1.0
+
+    def refresh_cache(self, new: dict[int, Cut], round: int) -> None:
         """Keep the new replies, and of the others the newest that are not too old; a hash decides within a round."""
 
-        def age(item: tuple[int, ClientReply]) -> tuple[int, int]:
-            k, reply = item
-            return -reply.round, -(((k + 40503 * reply.round) * 2654435761) % 2**32)
+        def age(item: tuple[int, Cut]) -> tuple[int, int]:
+            k, cut = item
+            return -cut.round, -(((k + 40503 * cut.round) * 2654435761) % 2**32)
 
         patience = 4 * math.ceil(self.n_clients / len(new))
-        absent = [(k, a) for k, a in self.cache.items() if k not in new]
-        young = sorted(((k, a) for k, a in absent if round - a.round < patience), key=age)
+        absent = [(k, cut) for k, cut in self.cache.items() if k not in new]
+        young = sorted(((k, cut) for k, cut in absent if round - cut.round < patience), key=age)
         room = max(0, self.cache_size - len(new))
         self.cache = dict(sorted(new.items(), key=age)[: self.cache_size] + young[:room])
-        self.run.rules["too old"] += len(absent) - len(young)
-        self.run.rules["evicted"] += max(0, len(young) - room)
-        self.run.rules["not cached"] += max(0, len(new) - self.cache_size)
+        self.rules["too old"] += len(absent) - len(young)
+        self.rules["evicted"] += max(0, len(young) - room)
+        self.rules["not cached"] += max(0, len(new) - self.cache_size)
 
 
 def oracle_run(
@@ -254,12 +523,13 @@ def oracle_run(
     value_and_gradient: ValueAndGradient,
     cohorts: Sequence[Sequence[int]],
     n_clients: int,
-    settings: Settings | None = None,
-) -> OracleRun:
-    """Return theta and the status after every round of the given cohorts; a stop is the last."""
-    oracle = DQNFedOracle(start, value_and_gradient, n_clients, len(cohorts[0]), settings or Settings())
+    settings: Settings,
+    batches: Batches | None = None,
+) -> DQNFedOracle:
+    """Return the oracle after rounds of the given cohorts; a stop is the last."""
+    oracle = DQNFedOracle(start, value_and_gradient, n_clients, len(cohorts[0]), settings, batches)
     for t, cohort in enumerate(cohorts):
         oracle.play(t, cohort)
-        if oracle.run.statuses[-1] == "stop":
+        if oracle.rounds[-1].status == "stop":
             break
-    return oracle.run
+    return oracle

@@ -78,13 +78,15 @@ def rounds_to(result: RunResult, loss: float) -> float:
 
 
 def test_dqn_fed_needs_a_fraction_of_tuned_fedavgs_rounds_and_is_fairer() -> None:
-    """Seeds 0 to 4: rounds to tuned FedAvg's final training loss, improved clients, spread and tail."""
+    """Seeds 0 to 4: rounds to tuned FedAvg's final training loss, improved clients until then, spread and tail."""
     seeds = range(5)
     fair = [trained("digits", seed) for seed in seeds]
     plain = [tuned_fedavg(seed) for seed in seeds]
     rounds = [rounds_to(f, p.summary["train_loss"]["mean"]) for f, p in zip(fair, plain, strict=True)]
-    assert sum(rounds) / len(rounds) <= 16
-    assert sum(f.summary["rho_mean"] for f in fair) / len(fair) >= 0.97
+    assert sum(rounds) / len(rounds) <= 12
+    improved = [r["rho"] for f, n in zip(fair, rounds, strict=True) for r in f.history[1 : 1 + int(n)]]
+    assert sum(improved) / len(improved) >= 0.99
+    assert sum(f.summary["rho_mean"] for f in fair) / len(fair) >= 0.94  # later losses are within roundings of zero
 
     def mean_of(runs: list[RunResult], key: str) -> float:
         return float(torch.tensor([run.accuracy[key] for run in runs]).mean())

@@ -96,11 +96,12 @@ def _gramian_strip(G: Tensor, others: list[Tensor], block: int, first: int, last
     # through numpy: its BLAS sees that both sides are one matrix and does half the work (SYRK), which torch does not
     K = len(G)
     products = np.zeros((K, K + sum(map(len, others))))
+    places = np.cumsum([K, *map(len, others)])[:-1]
     for start in range(first, last, block):
         rows, *more = (_columns(matrix, start, min(start + block, last)) for matrix in (G, *others))
-        products[:, :K] += rows @ rows.T  # not joined to the others, which would copy it
-        if more:
-            products[:, K:] += rows @ np.concatenate(more).T
+        products[:, :K] += rows @ rows.T
+        for column, other in zip(places, more, strict=True):  # not joined, which would copy them
+            products[:, column : column + len(other)] += rows @ other.T
     return products
 
 

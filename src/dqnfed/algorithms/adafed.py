@@ -35,17 +35,17 @@ class AdaFed(DQNFed):
     Objective: one step that lowers every participant's loss, client k's at a rate proportional to
     :math:`d_k = (F_k - \text{floor})^\gamma`: the higher a client's loss, the more it gains.
 
-    Client: gradient g_k and loss F_k at theta, and the secant curvature of its loss along the last step; with `local =
-    "sgd"`, `epochs` of SGD instead, whose update stands for the gradient, and F_k.
+    Client: gradient g_k and loss F_k at theta and, if all clients take part, the secant curvature of its loss along the
+    last step; with `local = "sgd"`, `epochs` of SGD, whose update stands for the gradient, and F_k.
 
-    Server: u = the shortest vector with g_k'u >= d_k for all k, then theta - alpha u; metric, safeguards and step
-    lengths are DQN-Fed's. With `form = "paper"`: u with g_k'u = d_k exactly, and theta - step_size * u / ||u||^2.
+    Server: u = the shortest vector with g_k'u >= d_k for all k, then theta - alpha u; metric, cached clients, step
+    lengths and safeguards are DQN-Fed's. With `form = "paper"`: u with g_k'u = d_k exactly, and theta - step_size * u /
+    ||u||^2.
 
-    State: server, theta, the model before and, for the metric, `metric_memory` pairs; client, theta and gradient when
-    everybody takes part. The paper's form keeps nothing but theta.
+    State: as DQN-Fed's, but clients keep a model and a gradient only where curvatures set the step length. The paper's
+    form keeps nothing but theta.
 
-    Payload: n + 3 floats up, n down; 2n + 3 up with the metric and 2n down when the cohort changes; n + 1 up with local
-    SGD.
+    Payload: n + 2 floats up (n + 3 with curvatures), n down.
 
     Evaluation: the global model.
 

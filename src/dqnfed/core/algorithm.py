@@ -103,6 +103,11 @@ class Algorithm(ABC, Generic[S, M, U]):
         """What the prepared method's server asks of the replies: "sum", "gram" or "rows"."""
         return self.info.needs[0].split()[0]
 
+    @property
+    def mode(self) -> str:
+        """What the prepared method chose where "auto" left it the choice; "": nothing."""
+        return ""
+
     @abstractmethod
     def init_server(self, problem: Problem, n_clients: int) -> S:
         """Return the server's state before the first round."""

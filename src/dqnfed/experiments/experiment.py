@@ -258,7 +258,10 @@ def run_experiment(
         out.mkdir(parents=True, exist_ok=True)
         experiment.own.save(out)
     warn_of_few_rounds(experiment)
-    unused = unused_settings(config, prepared_method(experiment))
+    prepared = prepared_method(experiment)
+    if prepared.mode:
+        note(f"{config.algorithm.name}: {prepared.mode}")
+    unused = unused_settings(config, prepared)
     for line in unused_lines([(config, unused)]):
         note(line)
     result = run(

@@ -379,6 +379,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "n_dropped": state.n_dropped,
         "n_clipped": state.n_clipped,
         "unused": unused_settings(setup.algorithm),
+        "mode": setup.algorithm.mode,
     }
     theta = kept_model(setup, state).detach().cpu()
     if journal.folder is not None:

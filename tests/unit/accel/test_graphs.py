@@ -40,6 +40,12 @@ def named(algorithm: AnyAlgorithm) -> str:
     return f"{type(algorithm).__name__}-{getattr(algorithm, 'step', '')}-{getattr(algorithm, 'metric', '')}"
 
 
+def share_of(algorithm: AnyAlgorithm, share: float) -> float:
+    """Return the share of the clients, or all where the method compares the same clients' gradients."""
+    needs_all = getattr(algorithm, "step", "") == "line-search" or getattr(algorithm, "metric", "") == "lbfgs"
+    return 1.0 if needs_all else share
+
+
 def some_slow(algorithms: Sequence[AnyAlgorithm], n_quick: int = 3) -> list[Any]:
     """Return the methods as parameters, all but the first of them slow."""
     return [a if k < n_quick else pytest.param(a, marks=pytest.mark.slow) for k, a in enumerate(algorithms)]
@@ -72,7 +78,15 @@ def test_a_function_on_the_host_is_called_eagerly() -> None:
     assert function.n_graphs == 0
 
 
-COMPARED = [*METHODS, DQNFed(metric="identity"), DQNFed(constraint="exactly"), DQNFed(drop_share=0.3), AdaFed(), MGDA()]
+COMPARED = [
+    *METHODS,
+    DQNFed(metric="identity"),
+    DQNFed(epochs=2),
+    DQNFed(constraint="exactly"),
+    DQNFed(drop_share=0.3),
+    AdaFed(),
+    MGDA(),
+]
 
 
 def captured_steps(runner: Graphed) -> int:
@@ -84,9 +98,9 @@ def captured_steps(runner: Graphed) -> int:
 def test_an_emulated_run_is_one_under_vmap(algorithm: AnyAlgorithm, participation: float) -> None:
     """Also where the server's products come with the replies, and where phases of a round alternate."""
     case = consistent_quadratics(6, 8)
-    runner = graphed(emulate=True)
+    runner, share = graphed(emulate=True), share_of(algorithm, participation)
     plain, emulated = (
-        run(algorithm, case.problem, case.federation, rounds=8, participation=participation, cohort=cohort)
+        run(algorithm, case.problem, case.federation, rounds=8, participation=share, cohort=cohort)
         for cohort in (vectorised(), runner)
     )
     assert captured_steps(runner) > 0
@@ -94,9 +108,7 @@ def test_an_emulated_run_is_one_under_vmap(algorithm: AnyAlgorithm, participatio
     assert [r["status"] for r in plain.history] == [r["status"] for r in emulated.history]
 
 
-@pytest.mark.parametrize(
-    "algorithm", some_slow([DQNFed(), FedAvg(lr=0.1), DQNFed(metric="lbfgs"), AdaFed()], 2), ids=named
-)
+@pytest.mark.parametrize("algorithm", some_slow([DQNFed(), FedAvg(lr=0.1), DQNFed(epochs=2), AdaFed()], 2), ids=named)
 def test_rounds_that_are_held_change_nothing(algorithm: AnyAlgorithm) -> None:
     """Cohorts of two of which one client replies with NaN: the round is held, and the next one goes on."""
     case = consistent_quadratics(6, 8)
@@ -211,7 +223,7 @@ def test_on_a_gpu_the_bits_are_those_of_vmap(algorithm: AnyAlgorithm, participat
     case = consistent_quadratics(4, 6)
     problem, federation = case.problem.to("cuda"), case.federation.to("cuda")
     runs = [
-        run(algorithm, problem, federation, rounds=8, participation=participation, cohort=cohort)
+        run(algorithm, problem, federation, rounds=8, participation=share_of(algorithm, participation), cohort=cohort)
         for cohort in (vectorised(), graphed())
     ]
     assert torch.equal(runs[0].theta, runs[1].theta)
@@ -238,6 +250,7 @@ def large_case(dtype: torch.dtype) -> tuple[Problem, Federation]:
         DQNFed(metric="lbfgs"),
         DQNFed(step="line-search"),
         DQNFed(metric="identity", cached_clients=0),
+        DQNFed(batch_size=8),
         FedAvg(lr=0.1, batch_size=8),
     ],
     ids=named,
@@ -257,7 +270,7 @@ def test_phases_that_come_again_are_captured(
                 problem,
                 federation,
                 rounds=30 if device == "cuda" else 10,
-                participation=0.34,
+                participation=share_of(algorithm, 0.34),
                 cohort=cohort,
                 evaluation=Evaluation(every=3),
             )
@@ -276,7 +289,9 @@ def test_phases_that_come_again_are_captured(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "algorithm", [DQNFed(metric="lbfgs"), DQNFed(metric="identity"), DQNFed(step="line-search")], ids=named
+    "algorithm",
+    [DQNFed(metric="lbfgs"), DQNFed(metric="identity"), DQNFed(step="line-search"), DQNFed(epochs=2)],
+    ids=named,
 )
 def test_every_phase_can_be_captured(
     algorithm: AnyAlgorithm, device: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -284,17 +299,17 @@ def test_every_phase_can_be_captured(
     """Those that come once in a run too, here called twice."""
     problem, federation = large_case(torch.float64)
     problem, federation = problem.to(device), federation.to(device)
-    once = GraphedFunction.__call__
+    once, share = GraphedFunction.__call__, share_of(algorithm, 0.5)
 
     def twice(function: GraphedFunction, *given: Tensor, fixed: Sequence[int] = ()) -> Sequence[Tensor]:
         once(function, *given, fixed=fixed)
         return once(function, *given, fixed=fixed)
 
-    plain = run(algorithm, problem, federation, rounds=8, participation=0.5, cohort=vectorised())
+    plain = run(algorithm, problem, federation, rounds=8, participation=share, cohort=vectorised())
     monkeypatch.setattr(GraphedFunction, "__call__", twice)
     runner = graphed(emulate=device == "cpu")
     with caplog.at_level("INFO", logger="dqnfed"):
-        other = run(algorithm, problem, federation, rounds=8, participation=0.5, cohort=runner)
+        other = run(algorithm, problem, federation, rounds=8, participation=share, cohort=runner)
     assert not [record for record in caplog.messages if "no CUDA graph" in record]
     assert all(function.n_graphs for step in runner.steps.values() for function in step.functions.values())
     torch.testing.assert_close(other.theta, plain.theta, rtol=1e-6, atol=1e-9)

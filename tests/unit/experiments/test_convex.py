@@ -122,7 +122,8 @@ def test_json_has_a_cost_for_every_gap(tmp_path: Path) -> None:
 
 def test_dqn_fed_ends_near_the_pareto_set_with_everybody_better_off() -> None:
     convex = convex_problem(SYNTHETIC)
-    trace = traced(convex, "dqn-fed", all_entries(convex)["dqn-fed[line-search]"])
+    method = REGISTRY["dqn-fed"](step="line-search", beyond="stop")
+    trace = traced(convex, "dqn-fed", Entry(method, max_rounds=100))
     assert trace.improved_share == 1.0
     assert trace.least_decrease > 0
     assert trace.pareto_distance < 0.5 * float(convex.theta_best.norm())

@@ -17,7 +17,7 @@ from tests.helpers.bowls import Case, federation_of, labelled_clients, linear_mo
 from tests.helpers.flower import Fault, deployed, scaled
 
 ROUNDS, HOSTILE = 20, 3
-FROM_THE_GRADIENT = ("gradient", "gradient_change", "curvature", "probed_slope", "probed_curvature")
+FROM_THE_GRADIENT = ("gradient", "curvature", "probed_slope", "probed_curvature")
 FAULTS: dict[str, Fault] = {
     "rate x 1e6": scaled(1e6, "rate"),
     "gradient x 1e6": scaled(1e6, "gradient", "delta"),
@@ -76,10 +76,11 @@ def loss_without(algorithm: AnyAlgorithm, case: Case, policy: Policy) -> float:
 
 
 def assert_harmless(case: Case, fault: str) -> None:
+    """The others lose at most a fiftieth of what they gain without the hostile client; roundings alone cost half."""
     result = with_the_hostile_client(DQNFed(), case, POLICY, FAULTS[fault])
-    found = others_loss(result)
-    assert found <= 1.25 * loss_without(DQNFed(), case, POLICY)
-    assert found <= 0.5 * others_loss(result, -1)
+    found, start, alone = others_loss(result), others_loss(result, -1), loss_without(DQNFed(), case, POLICY)
+    assert start - found >= 0.98 * (start - alone)
+    assert found <= 0.5 * start
 
 
 @pytest.mark.parametrize("fault", FAULTS)

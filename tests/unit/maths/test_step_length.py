@@ -17,10 +17,13 @@ from dqnfed.maths.step_length import (
     growth_limit,
     is_stationary,
     line_search_start,
+    loss_ratio,
     match_length,
+    mean_step_norm,
     paper_length,
     paper_length_is_safe,
     trapezoid_shortfall,
+    votes_for_longer,
 )
 from tests.helpers.problems import random_quadratics
 from tests.helpers.rows import agreeing_rows, gaussian_rows
@@ -66,11 +69,32 @@ def test_the_move_does_not_depend_on_the_units_of_rates_or_losses() -> None:
         torch.testing.assert_close(move(unit.double(), of_rates), plain, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("allowance", [0.0, 0.03, 0.5])
+def test_an_allowance_counts_every_slope_as_a_share_of_the_mean_gain_higher(allowance: float) -> None:
+    """The mean gain is (1 + 0 + 2) / 3: who loses gains nothing."""
+    slopes, curvature = np.array([1.0, -0.01, 2.0]), np.array([1.0, 2.0, 1.0])
+    expected = max(0.0, (allowance - 0.01) / (2.0 * 3.0))
+    assert curvature_length(slopes, curvature, 3.0, allowance=allowance) == pytest.approx(expected)
+
+
+def test_without_anybody_there_is_no_step() -> None:
+    assert curvature_length(np.zeros(0), np.zeros(0), 1.0) == 0.0
+
+
 def test_small_and_negative_curvatures_are_raised_to_a_tenth_of_the_median() -> None:
-    found = floored_curvature(np.array([4.0, -2.0, 0.01, 6.0, np.nan]))
+    found = floored_curvature(np.array([4.0, -2.0, 0.01, 6.0, np.nan]), np.ones(5))
     np.testing.assert_allclose(found, [4.0, 0.3, 0.3, 6.0, 3.0])
-    assert np.isnan(floored_curvature(np.full(3, np.nan))).all()
-    np.testing.assert_array_equal(floored_curvature(np.array([5.0, 6.0])), [5.0, 6.0])
+    assert np.isnan(floored_curvature(np.full(3, np.nan), np.ones(3))).all()
+    np.testing.assert_array_equal(floored_curvature(np.array([5.0, 6.0]), np.ones(2)), [5.0, 6.0])
+
+
+def test_usual_is_the_less_the_shorter_a_gradient_is() -> None:
+    """Sizes 4, 2, 1e-3, 6 (median 3), per length 4, 2, 10, 6 (median 5): 5e-4 is usual for a length of 1e-4."""
+    curvature, lengths = np.array([4.0, -2.0, 1e-3, 6.0, np.nan]), np.array([1.0, 1.0, 1e-4, 1.0, 1e-2])
+    np.testing.assert_allclose(floored_curvature(curvature, lengths), [4.0, 0.3, 1e-3, 6.0, 0.05])
+    flat = np.where(np.arange(5) == 2, 1e-9, curvature)
+    np.testing.assert_allclose(floored_curvature(flat, lengths)[2], 0.1 * 1e-4 * 3.0)  # median per length 3
+    np.testing.assert_allclose(floored_curvature(curvature, 0.0 * lengths), [4.0, 0.3, 0.3, 6.0, 3.0])  # no lengths
 
 
 def test_growth_is_limited_from_the_second_round_on() -> None:
@@ -124,6 +148,46 @@ def test_identical_updates_are_averaged_as_by_fedavg() -> None:
     step = at_least_step(deltas, deltas.square().sum(dim=1)).step
     alpha = match_length(float(torch.linalg.vector_norm(step)), float(torch.linalg.vector_norm(deltas[0])))
     torch.testing.assert_close(alpha * step, mean_step(deltas), rtol=1e-12, atol=1e-12)
+
+
+# -- votes and losses --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_mean_step_is_the_mean_of_the_shortest_steps_that_reach_one_rate_each(seed: int) -> None:
+    G, rates = gaussian_rows(6, 20, seed=seed).numpy(), np.random.default_rng(seed).uniform(0.1, 2.0, 6)
+    own = [np.linalg.pinv(g[None]) @ [rate] for g, rate in zip(G, rates, strict=True)]
+    assert mean_step_norm(G @ G.T, rates) == pytest.approx(float(np.linalg.norm(np.mean(own, axis=0))))
+    squares = np.square(G).sum(axis=1)  # of model changes, whose mean is FedAvg's step
+    assert mean_step_norm(G @ G.T, squares) == pytest.approx(float(np.linalg.norm(G.mean(axis=0))))
+
+
+def test_rows_of_no_length_have_a_step_of_no_length() -> None:
+    assert mean_step_norm(np.diag([0.0, 4.0]), np.array([3.0, 8.0])) == pytest.approx(2.0 * 2.0 / 2)
+    assert mean_step_norm(np.zeros((2, 2)), np.ones(2)) == 0.0
+
+
+def test_losses_are_compared_by_their_means() -> None:
+    now, before = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0])
+    assert loss_ratio(now, before) == 2.0
+    assert loss_ratio(now, before, least=4.0) == 0.5
+    assert loss_ratio(np.zeros(2), np.zeros(2)) == 0.0
+    assert loss_ratio(np.ones(2), np.zeros(2)) > 1e300
+
+
+@pytest.mark.parametrize("K", [1, 2, 3, 4, 7, 20, 100])
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e9])
+def test_one_loss_raises_the_robust_ratio_by_three_tenths_at_most(K: int, value: float) -> None:
+    """All losses are 1 before; K >= 3: with two clients the median is moved by one of them."""
+    losses = np.where(np.arange(K) == 0, value, 1.0)
+    if K >= 3:
+        assert loss_ratio(losses, np.ones(K), robust=True) <= 1.3 + 1e-12
+    assert loss_ratio(3.0 * np.ones(K), np.ones(K), robust=True) == pytest.approx(3.0)  # a rise of all shows
+
+
+def test_votes_are_for_longer_steps_where_row_and_loss_agree() -> None:
+    along, losses = np.array([1.0, 1.0, 1.0, -1.0, 0.0]), np.array([1.0, 2.0, 5.0, 0.0, 0.0])
+    assert votes_for_longer(along, losses, np.array([1.0, 1.0, np.nan, 1.0, 1.0])) == pytest.approx(2 / 5)
 
 
 # -- line search -------------------------------------------------------------------------------------------------------

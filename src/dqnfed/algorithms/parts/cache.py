@@ -17,7 +17,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray
 from dqnfed.core.seeds import newest_last
-from dqnfed.maths.gramian import bordered
+from dqnfed.maths.gramian import bordered, combine
 
 IntArray = NDArray[np.int64]
 LEAST = 0.3  # of a rate stays when all of it was reached: a client that is asked again wants more
@@ -68,6 +68,12 @@ class Cache:
         left = 1.0 - reached / np.where(rate > 0.0, rate, 1.0)
         return np.asarray(rate * np.clip(left, LEAST, 1.0))
 
+    def combine(self, state: CacheState, absent: IntArray, weights: FloatArray) -> Tensor:
+        """Return the weighted sum of these rows."""
+        on_rows = np.zeros(len(state.rows))
+        on_rows[absent] = weights
+        return combine(torch.from_numpy(on_rows), state.rows)
+
     def moved(self, state: CacheState, change: FloatArray) -> CacheState:
         """Return the cache after a step that changes g_j'(theta_j - theta) by `change` [R]."""
         return state._replace(reached=state.reached + torch.from_numpy(change))
@@ -79,10 +85,13 @@ class Cache:
         """
         stay, chosen = self._kept(state, cohort)
         old, new, place = torch.from_numpy(stay), torch.from_numpy(chosen), state.rows.device
+        rows = state.rows.new_empty(len(old) + len(new), state.rows.shape[1])  # filled once: these are the most bytes
+        torch.index_select(state.rows, 0, old.to(place, non_blocking=True), out=rows[: len(old)])
+        torch.index_select(cut.rows.to(rows.dtype), 0, new.to(place, non_blocking=True), out=rows[len(old) :])
         crossed = products[np.ix_(chosen, len(cohort.clients) + stay)]
         A, C = state.products.numpy()[np.ix_(stay, stay)], products[np.ix_(chosen, chosen)]
         return CacheState(
-            torch.cat([state.rows[old.to(place, non_blocking=True)], cut.rows[new.to(place, non_blocking=True)]]),
+            rows,
             torch.cat([state.rate[old], torch.tensor(cut.rates)[new]]),
             torch.cat([state.reached[old], torch.tensor(cut.reached)[new]]),
             torch.cat([state.loss[old], torch.tensor(cut.losses)[new]]),

@@ -9,7 +9,6 @@ from torch import Tensor
 from dqnfed.algorithms.parts.cache import CacheState
 from dqnfed.algorithms.parts.metric import Mean, MetricState
 from dqnfed.algorithms.parts.rates import RateMemory
-from dqnfed.algorithms.parts.votes import VotesState
 from dqnfed.core.trust import TrustState
 
 
@@ -24,6 +23,18 @@ class Search(NamedTuple):
     lengths: Tensor  # [C] or [0]   of the gradients
     length: Tensor  # []            the candidate alpha
     trials: Tensor  # []            PROBING while the first step's curvature is measured
+
+
+class VotesState(NamedTuple):
+    """What is known of the clients' losses, and the length learnt from them."""
+
+    log_m: Tensor  # []      log of the step's length over the length of the clients' mean step
+    alpha: Tensor  # []      of the last step; 0: none yet
+    is_back: Tensor  # []    whether that step was taken back
+    losses: Tensor  # [C]    above the floor, at the model of the client's last reply; NaN: no reply yet
+    rounds: Tensor  # [C]    of that reply
+    start: Tensor  # []      mean loss in the first round; NaN: none yet
+    floor: Tensor  # []      no loss is below it
 
 
 class DescentServer(NamedTuple):

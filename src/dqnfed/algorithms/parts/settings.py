@@ -26,12 +26,9 @@ class DescentSettings(LocalWork[Any, Any, Any]):
     cap: bool = True  # rates at most 2 (f_k - floor); switch off if labels are noisy
     metric: str = "auto"  # lbfgs | identity | auto: lbfgs for gradients when all clients take part
     metric_memory: int = 10  # pairs of the server's metric, >= 1
-    step: str = (
-        "auto"  # votes | curvature | line-search | match | fixed | diminishing | paper | auto: curvature or votes
-    )
-    step_size: float = 1.0  # eta of fixed and diminishing; for match, and for votes at the start, the multiple of the
-    # length of the clients' mean step; > 0
-    growth: float = 4.0  # a step is at most this many times the last one (curvature, line-search), >= 1
+    step: str = "auto"  # votes | curvature | line-search | match | fixed | diminishing | paper | auto: of the first two
+    step_size: float = 1.0  # eta of fixed, diminishing; match, votes at first: times the clients' mean step; > 0
+    growth: float = 3.0  # a step is at most this many times the last one (curvature, line-search), >= 1
     ridge: float = 1e-6  # on the Gramian of the unit rows, >= 0
     rate_bounds: float = 1000.0  # d_k/||g_k||^2 stays within this factor of the cohort's median, >= 1
     cached_clients: int | None = None  # absent clients whose last rows count too; None: 100, or what 1 GiB holds

@@ -1,0 +1,137 @@
+"""What each part of DQN-Fed brings, one part taken away at a time; the tables of docs/results/ablation.md.
+
+    python benchmarks/ablation.py run --out runs/ablation.jsonl --jobs 2 --seeds 0:5
+    python benchmarks/ablation.py show --out runs/ablation.jsonl
+
+All variants run at DQN-Fed's defaults and the preset's learning rate; in gradient mode there is none. `--only` chooses
+problems. Lines are appended as runs end, and what is in the file is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import local_training as runs
+
+NEVER = 1e300
+# Settings of the method, and constants of its modules that have no setting.
+PARTIAL: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    "default": ({}, {}),
+    "no absent rows": ({"cached_clients": 0}, {}),
+    "absent rows without credit": ({}, {"cache.LEAST": 1.0}),
+    "length of the mean step, no votes": ({"step": "match"}, {}),
+    "votes without the guard by losses": ({}, {"length.RISE": NEVER}),
+    "no step is taken back": ({}, {"retreat": NEVER}),
+    "ends where no step helps everybody": ({"beyond": "stop"}, {}),
+}
+RATES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    f"rates: {rule}": ({"rates": rule}, {}) for rule in ("cauchy", "identity", "loss")
+}
+ALL: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    "default": ({}, {}),
+    "no metric": ({"metric": "identity"}, {}),
+    "votes instead of curvatures": ({"step": "votes"}, {}),
+    "no step is taken back": ({}, {"retreat": NEVER}),
+    "ends where no step helps everybody": ({"beyond": "stop"}, {}),
+    **RATES,
+}
+LOCAL_ALL = {k: PARTIAL[k] for k in PARTIAL if "absent" not in k}
+EXTRA: dict[str, tuple[str, ...]] = {
+    "digits-full": ("digits", "train.rounds=60", "eval.every=5"),
+    "heart-full": ("heart", "train.epochs=1", "train.batch_size=full", "eval.every=5"),
+    "setup1-short": ("cifar10-setup1", "train.rounds=200", "eval.every=20"),
+    "setup1-full-short": ("cifar10-setup1-full", "train.rounds=160", "eval.every=20"),
+}
+runs.PROBLEMS |= EXTRA
+VARIANTS = {
+    "digits-10": PARTIAL,
+    "digits-30": PARTIAL,
+    "heart": LOCAL_ALL,
+    "setup1-short": PARTIAL,
+    "writers": PARTIAL,
+    "digits-full-10": PARTIAL | RATES,
+    "digits-full-30": PARTIAL | RATES,
+    "setup1-full-short": PARTIAL | RATES,
+    "digits-full": ALL,
+    "heart-full": ALL,
+}
+
+
+def outcome(task: dict[str, Any]) -> dict[str, Any]:
+    """Run one variant and return its line."""
+    from dqnfed.algorithms.parts import cache, length
+
+    settings, constants = VARIANTS[task["problem"]][task["variant"]]
+    cache.LEAST = constants.get("cache.LEAST", 0.3)
+    length.RISE = constants.get("length.RISE", 1.3)
+    kept, without = length.Votes.retreat_by, constants.get("retreat")
+    if without:
+        length.Votes.retreat_by = lambda *_: 1.0  # type: ignore[method-assign]
+    try:
+        extra = [f"algorithms.dqn-fed.{k}={v}" for k, v in settings.items()]
+        return {**runs.outcome({**task, "settings": {}, "extra": extra}), "variant": task["variant"]}
+    finally:
+        length.Votes.retreat_by = kept  # type: ignore[method-assign]
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """Print one table a problem, in Markdown."""
+    out = sys.stdout.write
+    for problem, variants in VARIANTS.items():
+        found = {v: {x["seed"]: x for x in lines if (x["problem"], x["variant"]) == (problem, v)} for v in variants}
+        if not found["default"]:
+            continue
+        out(f"\n### `{' '.join(runs.PROBLEMS[problem])}`, {len(found['default'])} seeds\n\n")
+        out(
+            "| variant | mean | std | worst 10 % | mean against the default | worst 10 % against it |\n|---|---|---|---|---|---|\n"
+        )
+        for variant, by_seed in found.items():
+            both = [s for s in by_seed if s in found["default"] and "curve" in by_seed[s]]
+            if not both:
+                out(f"| {variant} | - | - | - | {'; '.join(x.get('error', '') for x in by_seed.values())[:60]} | |\n")
+                continue
+            ends = np.array([runs.last_quarter(by_seed[s])[:3] for s in both])
+            gaps = ends - np.array([runs.last_quarter(found["default"][s])[:3] for s in both])
+            error = gaps.std(axis=0, ddof=1) / np.sqrt(len(both)) if len(both) > 1 else np.full(3, np.nan)
+            cells = [f"{v:.1f}" for v in ends.mean(axis=0)]
+            against = (
+                [f"{gaps[:, i].mean():+.1f} ({error[i]:.1f})" for i in (0, 2)] if variant != "default" else ["", ""]
+            )
+            out(f"| {variant} | {' | '.join(cells + against)} |\n")
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "show"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--seeds", default="0:5")
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    if given.command == "show":
+        show(lines)
+        return
+    first, last = map(int, given.seeds.split(":"))
+    done = {(x["problem"], x["variant"], x["seed"]) for x in lines}
+    todo = [(p, v, s) for p in given.only for s in range(first, last) for v in VARIANTS[p] if (p, v, s) not in done]
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(given.jobs) as pool, given.out.open("a") as file:
+        tasks = ({"kind": "ablation", "problem": p, "method": "dqn-fed", "variant": v, "seed": s} for p, v, s in todo)
+        for n, future in enumerate(as_completed([pool.submit(outcome, t) for t in tasks]), 1):
+            file.write(json.dumps(future.result()) + "\n")
+            file.flush()
+            sys.stderr.write(f"{n} of {len(todo)}\r")
+
+
+if __name__ == "__main__":
+    main()
