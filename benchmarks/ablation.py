@@ -28,7 +28,7 @@ PARTIAL: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "no absent rows": ({"cached_clients": 0}, {}),
     "absent rows without credit": ({}, {"cache.LEAST": 1.0}),
     "length of the mean step, no votes": ({"step": "match"}, {}),
-    "votes without the guard by losses": ({}, {"length.RISE": NEVER}),
+    "votes without the guard by losses": ({}, {"votes.RISE": NEVER}),
     "no step is taken back": ({}, {"retreat": NEVER}),
     "ends where no step helps everybody": ({"beyond": "stop"}, {}),
 }
@@ -67,19 +67,19 @@ VARIANTS = {
 
 def outcome(task: dict[str, Any]) -> dict[str, Any]:
     """Run one variant and return its line."""
-    from dqnfed.algorithms.parts import cache, length
+    from dqnfed.algorithms.parts import cache, votes
 
     settings, constants = VARIANTS[task["problem"]][task["variant"]]
     cache.LEAST = constants.get("cache.LEAST", 0.3)
-    length.RISE = constants.get("length.RISE", 1.3)
-    kept, without = length.Votes.retreat_by, constants.get("retreat")
+    votes.RISE = constants.get("votes.RISE", 1.3)
+    kept, without = votes.Votes.retreat_by, constants.get("retreat")
     if without:
-        length.Votes.retreat_by = lambda *_: 1.0  # type: ignore[method-assign]
+        votes.Votes.retreat_by = lambda *_: 1.0  # type: ignore[method-assign]
     try:
         extra = [f"algorithms.dqn-fed.{k}={v}" for k, v in settings.items()]
         return {**runs.outcome({**task, "settings": {}, "extra": extra}), "variant": task["variant"]}
     finally:
-        length.Votes.retreat_by = kept  # type: ignore[method-assign]
+        votes.Votes.retreat_by = kept  # type: ignore[method-assign]
 
 
 def show(lines: list[dict[str, Any]]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-LOCAL_DIGITS = ("train.epochs=2", "train.batch_size=16", "train.lr=0.1", "train.rounds=60", "eval.every=5")
+LOCAL_DIGITS = ("train.epochs=2", "train.batch_size=16", "train.lr=0.3", "train.rounds=60", "eval.every=5")
 PROBLEMS: dict[str, tuple[str, ...]] = {
     "digits-10": ("digits", "train.participation=0.1", *LOCAL_DIGITS),
     "digits-30": ("digits", "train.participation=0.3", *LOCAL_DIGITS),

@@ -9,15 +9,17 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dqnfed.algorithms.parts import length as phases
 from dqnfed.algorithms.parts import messages as msg
 from dqnfed.algorithms.parts.cache import Cache, Cut, IntArray
-from dqnfed.algorithms.parts.length import Length, Parts, Step, Votes
+from dqnfed.algorithms.parts.length import Length, Parts, Step
 from dqnfed.algorithms.parts.messages import DescentMemory, DescentServer
 from dqnfed.algorithms.parts.metric import Metric
 from dqnfed.algorithms.parts.rates import MAX_HESSIAN, RULES, Here, Rates
 from dqnfed.algorithms.parts.settings import DescentSettings
+from dqnfed.algorithms.parts.votes import Votes
 from dqnfed.core.algorithm import Cohort, Info, Status, Theta, check_choice, check_range, check_used
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
@@ -120,9 +122,7 @@ class DQNFed(DescentSettings):
             Length(self.step, self.step_size, self.growth, allowance=0.0 if strict else ALLOWANCE),
             Cache(self.cached_clients or 0),
             Trust(self.drop_share, self.drop_stretch, checks_rates=self.cap, checks_losses=gradients),
-            Votes(
-                self.step_size, gradients, robust=self.drop_share > 0.0, retreat=2.0 if self.step == "votes" else 1.2
-            ),
+            Votes(self.step_size, gradients, robust=self.drop_share > 0.0),
             goes_beyond=not strict,
             keeps_model=gradients and (self.rates == "bfgs" or self.step in ("curvature", "line-search")),
         )
@@ -187,7 +187,8 @@ class DQNFed(DescentSettings):
         theta, zero, floor = problem.theta0, torch.zeros((), dtype=torch.float64), problem.loss_floor
         _, metric, length, cache, trust, votes, *_ = self.parts
         states = metric.init(theta), length.no_search(theta), trust.init(n_clients, floor), cache.init(theta)
-        return DescentServer(theta.clone(), theta.clone(), zero, zero.long(), *states, votes.init(n_clients, floor))
+        start, before, voted = theta.clone(), theta.clone(), votes.init(n_clients, floor)
+        return DescentServer(theta.clone(), before, start, zero, zero.long(), *states, voted)
 
     def send(self, server: DescentServer) -> Any:
         if trials := int(server.search.trials):
@@ -214,8 +215,10 @@ class DQNFed(DescentSettings):
         if self.drop_share:
             server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
             replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
-        losses = replies.scalars("loss")
+        replies, losses = self._bounded(replies, server.theta), replies.scalars("loss")
         guarded = self.step in ("votes", "curvature")
+        if self.step == "votes" and votes.is_above_start(server.votes, losses, cohort):
+            return phases.restarted(self.parts, server)
         if guarded and (factor := votes.retreat_by(server.votes, losses, cohort)) > 1.0:
             here = torch.ones(len(replies), dtype=torch.bool)
             mean = metric.mean(server.metric, replies, cohort, here, everyone.n_clients)
@@ -243,6 +246,17 @@ class DQNFed(DescentSettings):
             server = server._replace(votes=votes.record(server.votes, losses, cohort))
             return self._by_curvature(server, replies, everyone, cohort, rows, found, notes)
         return self._by_rule(server, replies, cohort, rows, found, notes)
+
+    def _bounded(self, replies: Replies[Any], theta: Tensor) -> Replies[Any]:
+        """Return the replies, model changes that are longer than the model itself shortened to its length.
+
+        A local training that goes so far has exploded: its learning rate is too large.
+        """
+        longest = norm_of(theta) if self.local == "sgd" else 0.0
+        norms = replies.norms("gradient") if longest else np.zeros(1)
+        if norms.max() <= longest:
+            return replies
+        return replies.scaled(torch.from_numpy(np.minimum(1.0, longest / norms)), ("gradient",))
 
     def _weights(self, server: DescentServer, rows: Rows, cohort: Cohort) -> Common:
         """Return the rows' weights in the step, and for which rows it is."""
@@ -276,7 +290,8 @@ class DQNFed(DescentSettings):
             state, share = votes.counted(state, rows.along, losses, cohort, n_steps, n_known)
             ratio, known = mean_norm / norm if norm > 0.0 else 0.0, {"n_steps": n_steps, "n_known": n_known}
             alpha = votes.length(state, ratio, beyond=found.beyond, **known, cohort=cohort)
-            if bool(state.is_back) and norm > 0.0:
+            is_shorter = bool(state.is_back) or (share < 0.5 and cohort.n_clients == K)
+            if is_shorter and norm > 0.0:  # with other clients a longer row may have other reasons
                 alpha = min(alpha, float(server.step_norm) / norm)
             notes = {**notes, "votes": share, "m": self.step_size * exp(float(state.log_m))}
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isfinite, log, nan, sqrt
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,22 +11,19 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.parts.cache import Cache
-from dqnfed.algorithms.parts.messages import DescentServer, Search, VotesState
+from dqnfed.algorithms.parts.messages import DescentServer, Search
 from dqnfed.algorithms.parts.metric import Mean, Metric
 from dqnfed.algorithms.parts.rates import Rates
+from dqnfed.algorithms.parts.votes import Votes
 from dqnfed.core.algorithm import Cohort, ServerStep, Status
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.trust import Trust
 from dqnfed.maths import step_length
 from dqnfed.maths.gramian import cross_products, norm_of
 from dqnfed.maths.solvers import BoolArray
-from dqnfed.maths.step_length import loss_ratio, votes_for_longer
 
 RULES = ("auto", "votes", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
-GAIN = 0.3  # of log m by the votes, 1 / t after step t < 4: a factor of e^0.15 a round if all agree
-LIMIT = 9.0  # of |log m|
-RISE = 1.3  # of the losses of clients that were here before: above it m is halved
-FEW = 10  # clients, or all: until so many are known m does not rise above its start
+RESTART = 4.0  # steps are so many times shorter after a return to the start model
 MAX_HALVINGS = 40
 FEW_HALVINGS = 10  # a step so short is nearly straight: a client whose loss has not fallen by then is inconsistent
 STATIONARY = "Pareto-stationary: no step lowers every client's loss"
@@ -97,80 +94,6 @@ class Length:
         )
 
 
-@dataclass(frozen=True)
-class Votes:
-    """m goes up by votes of clients that gain along the last step, and down by those that do not.
-
-    A client votes for longer steps if its row still has a positive product with the last step and its loss has not
-    risen since its last reply.
-    """
-
-    start: float = 1.0  # m before the first vote
-    slow_start: bool = False  # whether steps are shorter while few clients are known
-    robust: bool = False  # whether a single client's loss may matter only so much
-    retreat: float = 2.0  # losses that rise by this factor, less one, a round since they were known: a step back
-
-    def init(self, n_clients: int, floor: float) -> VotesState:
-        """Return the state before the first round."""
-        zero, unknown = torch.zeros((), dtype=torch.float64), torch.full((n_clients,), nan, dtype=torch.float64)
-        rounds = torch.zeros(n_clients, dtype=torch.int64)
-        return VotesState(
-            zero, zero, zero.bool(), unknown, rounds, zero + nan, torch.tensor(floor, dtype=torch.float64)
-        )
-
-    def record(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> VotesState:
-        """Return the state with the losses of this round."""
-        values, here = torch.from_numpy(losses) - state.floor, cohort.clients
-        return state._replace(
-            losses=state.losses.index_copy(0, here, values),
-            rounds=state.rounds.index_fill(0, here, cohort.round),
-            start=values.mean() if bool(state.start.isnan()) else state.start,
-        )
-
-    def retreat_by(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> float:
-        """Return by which factor steps must be shorter if the last one is to be taken back; 1: it is not."""
-        if bool(state.is_back) or not float(state.alpha) > 0.0:
-            return 1.0
-        known, usual = state.losses[cohort.clients].numpy(), float(state.losses.nanmean())
-        is_known, age = np.isfinite(known), cohort.round - state.rounds[cohort.clients].numpy()
-        before = np.where(is_known, known, max(usual, float(state.start)))
-        ratio = loss_ratio(losses - float(state.floor), before, least=usual, robust=self.robust)
-        age = np.where(is_known, age, cohort.round).mean()
-        if ratio <= 1.0 + (self.retreat - 1.0) * age:
-            return 1.0
-        return min(max(2.0, sqrt(ratio)), 100.0) if isfinite(ratio) else 100.0
-
-    def shortened(self, state: VotesState, factor: float) -> VotesState:
-        """Return the state after the last step was taken back."""
-        return state._replace(
-            log_m=(state.log_m - log(factor)).clamp(min=-LIMIT), is_back=torch.ones_like(state.is_back)
-        )
-
-    def counted(
-        self, state: VotesState, along: FloatArray, losses: FloatArray, cohort: Cohort, n_steps: int, n_known: int
-    ) -> tuple[VotesState, float]:
-        """Return the state after the votes on the last step, and the share of those for longer ones (NaN: no vote)."""
-        if bool(state.is_back) or not float(state.alpha) > 0.0:
-            return state, nan
-        known, now = state.losses[cohort.clients].numpy(), losses - float(state.floor)
-        share, again = votes_for_longer(along, now, known), np.isfinite(known)
-        log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
-        if again.any() and not loss_ratio(now[again], known[again], robust=self.robust) <= RISE:
-            log_m -= log(2.0)
-        highest = LIMIT if n_known >= min(cohort.n_clients, FEW) else 0.0
-        return state._replace(log_m=torch.tensor(min(max(log_m, -LIMIT), highest), dtype=torch.float64)), share
-
-    def length(
-        self, state: VotesState, ratio: float, *, beyond: bool, n_steps: int, n_known: int, cohort: Cohort
-    ) -> float:
-        """Return alpha; `ratio` is the length of the clients' mean step over that of u."""
-        alpha, last = self.start * exp(float(state.log_m)) * ratio, float(state.alpha)
-        enough = min(cohort.n_clients, FEW)
-        if self.slow_start and n_known < enough:  # the second factor: the same clients were asked again
-            alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
-        return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha
-
-
 class Parts(NamedTuple):
     """The rules that the method is composed of."""
 
@@ -238,7 +161,9 @@ def moved(parts: Parts, server: DescentServer, alpha: float, cohort: Cohort, not
         step_norm=torch.tensor(alpha * norm, dtype=torch.float64),
         n_steps=server.n_steps + 1,
         metric=server.metric._replace(before=server.search.mean),
-        votes=server.votes._replace(alpha=torch.tensor(alpha, dtype=torch.float64), is_back=torch.tensor(False)),
+        votes=server.votes._replace(
+            alpha=torch.tensor(alpha, dtype=torch.float64), is_back=torch.tensor(False), depth=server.votes.depth + 1
+        ),
     )
     return ServerStep(after, Status.NEXT, notes)
 
@@ -255,6 +180,19 @@ def retreated(parts: Parts, server: DescentServer, mean: Mean, factor: float) ->
         votes=parts.votes.shortened(server.votes, factor),
     )
     return ServerStep(after, Status.NEXT, {"retreat": factor})
+
+
+def restarted(parts: Parts, server: DescentServer) -> Step:
+    """Go back to the start model, where the clients' losses were lower, and make shorter steps from there."""
+    votes = parts.votes.shortened(server.votes, RESTART)
+    after = _between_steps(parts, server, nan)._replace(
+        theta=server.theta_start,
+        theta_before=server.theta,
+        step_norm=server.step_norm / RESTART,
+        cache=parts.cache.init(server.theta),
+        votes=votes._replace(losses=votes.losses * nan, depth=0 * votes.depth, depths=0 * votes.depths),
+    )
+    return ServerStep(after, Status.NEXT, {"restart": RESTART})
 
 
 def stationary(parts: Parts, server: DescentServer, cohort: Cohort, notes: Notes) -> Step:

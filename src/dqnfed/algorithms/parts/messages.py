@@ -32,14 +32,16 @@ class VotesState(NamedTuple):
     alpha: Tensor  # []      of the last step; 0: none yet
     is_back: Tensor  # []    whether that step was taken back
     losses: Tensor  # [C]    above the floor, at the model of the client's last reply; NaN: no reply yet
-    rounds: Tensor  # [C]    of that reply
-    start: Tensor  # []      mean loss in the first round; NaN: none yet
+    depth: Tensor  # []      steps from the start model to theta; those that were taken back do not count
+    depths: Tensor  # [C]    of the model of the client's last reply
+    starts: Tensor  # [C]    above the floor, at the start model; NaN: no reply there
     floor: Tensor  # []      no loss is below it
 
 
 class DescentServer(NamedTuple):
     theta: Tensor  # [n]
     theta_before: Tensor  # [n]  the model before the last step
+    theta_start: Tensor  # [n]   the model before the first step
     step_norm: Tensor  # []      length of the last step
     n_steps: Tensor  # []
     metric: MetricState  # secant pairs of the mean loss

@@ -1,0 +1,111 @@
+"""A step length that is learnt: clients vote on the last step, and their losses say when to go back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, isfinite, log, nan, sqrt
+
+import numpy as np
+import torch
+
+from dqnfed.algorithms.parts.messages import VotesState
+from dqnfed.core.algorithm import Cohort
+from dqnfed.core.replies import FloatArray
+from dqnfed.maths.step_length import loss_ratio, votes_for_longer
+
+GAIN = 0.3  # of log m by the votes, 1 / t after step t < 4: a factor of e^0.15 a round if all agree
+LIMIT = 9.0  # of |log m|
+RISE = 1.3  # of the losses of clients that were here before: above it m is halved
+JUMP_ALL, JUMP = 1.2, 2.0  # of losses by one step, with all clients and with part of them: above it the step goes back
+FEW = 10  # clients, or all: until so many are known m does not rise above its start
+
+
+@dataclass(frozen=True)
+class Votes:
+    """m goes up by votes of clients that gain along the last step, and down by those that do not.
+
+    A client votes for longer steps if its row still has a positive product with the last step and its loss has not
+    risen since its last reply.
+    """
+
+    first_m: float = 1.0  # before the first vote
+    slow_start: bool = False  # whether steps are shorter while few clients are known
+    robust: bool = False  # whether a single client's loss may matter only so much
+
+    def init(self, n_clients: int, floor: float) -> VotesState:
+        """Return the state before the first round."""
+        zero, unknown = torch.zeros((), dtype=torch.float64), torch.full((n_clients,), nan, dtype=torch.float64)
+        depths, lowest = torch.zeros(n_clients, dtype=torch.int64), torch.tensor(floor, dtype=torch.float64)
+        return VotesState(zero, zero, zero.bool(), unknown, zero.long(), depths, unknown, lowest)
+
+    def record(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> VotesState:
+        """Return the state with the losses of this round."""
+        values, here = torch.from_numpy(losses) - state.floor, cohort.clients
+        return state._replace(
+            losses=state.losses.index_copy(0, here, values),
+            depths=state.depths.index_fill(0, here, int(state.depth)),
+            starts=state.starts if int(state.depth) else state.starts.index_copy(0, here, values),
+        )
+
+    def retreat_by(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> float:
+        """Return by which factor steps must be shorter if the last one is to be taken back; 1: it is not."""
+        if not self._can_go_back(state):
+            return 1.0
+        known, usual = state.losses[cohort.clients].numpy(), float(state.losses.nanmean())
+        is_known, steps = np.isfinite(known), int(state.depth) - state.depths[cohort.clients].numpy()
+        before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
+        ratio = loss_ratio(losses - float(state.floor), before, least=usual, robust=self.robust)
+        steps = np.where(is_known, steps, int(state.depth)).mean()
+        if ratio <= 1.0 + (_jump(cohort) - 1.0) * steps:
+            return 1.0
+        return min(max(2.0, sqrt(ratio)), 100.0) if isfinite(ratio) else 100.0
+
+    def is_above_start(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> bool:
+        """Return whether the losses are clearly above those of the same clients at the start model."""
+        starts = state.starts[cohort.clients].numpy()
+        known = np.isfinite(starts)
+        if not self._can_go_back(state) or not known.any():
+            return False
+        now = losses[known] - float(state.floor)
+        return not loss_ratio(now, starts[known], robust=self.robust) <= _jump(cohort)
+
+    def _can_go_back(self, state: VotesState) -> bool:
+        return float(state.alpha) > 0.0 and not bool(state.is_back)
+
+    def shortened(self, state: VotesState, factor: float) -> VotesState:
+        """Return the state after the last step was taken back."""
+        return state._replace(
+            log_m=(state.log_m - log(factor)).clamp(min=-LIMIT),
+            is_back=torch.ones_like(state.is_back),
+            depth=state.depth - 1,
+        )
+
+    def counted(
+        self, state: VotesState, along: FloatArray, losses: FloatArray, cohort: Cohort, n_steps: int, n_known: int
+    ) -> tuple[VotesState, float]:
+        """Return the state after the votes on the last step, and the share of those for longer ones (NaN: no vote)."""
+        if not self._can_go_back(state):
+            return state, nan
+        known, now = state.losses[cohort.clients].numpy(), losses - float(state.floor)
+        share, again = votes_for_longer(along, now, known), np.isfinite(known)
+        log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
+        if again.any() and not loss_ratio(now[again], known[again], robust=self.robust) <= RISE:
+            log_m -= log(2.0)
+        highest = LIMIT if n_known >= min(cohort.n_clients, FEW) else 0.0
+        return state._replace(log_m=torch.tensor(min(max(log_m, -LIMIT), highest), dtype=torch.float64)), share
+
+    def length(
+        self, state: VotesState, ratio: float, *, beyond: bool, n_steps: int, n_known: int, cohort: Cohort
+    ) -> float:
+        """Return alpha; `ratio` is the length of the clients' mean step over that of u."""
+        m, last = self.first_m * exp(float(state.log_m)), float(state.alpha)
+        alpha = (min(m, 1.0) if beyond else m) * ratio
+        enough = min(cohort.n_clients, FEW)
+        if self.slow_start and n_known < enough:  # the second factor: the same clients were asked again
+            alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
+        return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha
+
+
+def _jump(cohort: Cohort) -> float:
+    """Return the rise of losses that is too much; a draw of other clients raises them too, though nothing is wrong."""
+    return JUMP_ALL if len(cohort.clients) == cohort.n_clients else JUMP
