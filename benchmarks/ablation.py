@@ -46,7 +46,6 @@ ALL: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
 LOCAL_ALL = {k: PARTIAL[k] for k in PARTIAL if "absent" not in k}
 EXTRA: dict[str, tuple[str, ...]] = {
     "digits-full": ("digits", "train.rounds=60", "eval.every=5"),
-    "heart-full": ("heart", "train.epochs=1", "train.batch_size=full", "eval.every=5"),
     "setup1-short": ("cifar10-setup1", "train.rounds=200", "eval.every=20"),
     "setup1-full-short": ("cifar10-setup1-full", "train.rounds=160", "eval.every=20"),
 }
@@ -90,9 +89,8 @@ def show(lines: list[dict[str, Any]]) -> None:
         if not found["default"]:
             continue
         out(f"\n### `{' '.join(runs.PROBLEMS[problem])}`, {len(found['default'])} seeds\n\n")
-        out(
-            "| variant | mean | std | worst 10 % | mean against the default | worst 10 % against it |\n|---|---|---|---|---|---|\n"
-        )
+        out("| variant | mean | std | worst 10 % | mean against the default | worst 10 % against it |\n")
+        out("|---|---|---|---|---|---|\n")
         for variant, by_seed in found.items():
             both = [s for s in by_seed if s in found["default"] and "curve" in by_seed[s]]
             if not both:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -42,6 +43,7 @@ FULL: dict[str, tuple[str, ...]] = {  # one full gradient a round
     "setup1-full": ("cifar10-setup1-full", "train.rounds=400", "eval.every=10"),
     "digits-full-10": ("digits", "train.participation=0.1", "eval.every=5"),
     "digits-full-30": ("digits", "train.participation=0.3", "eval.every=5"),
+    "heart-full": ("heart", "train.epochs=1", "train.batch_size=full", "eval.every=5"),
 }
 PROBLEMS |= FULL
 RATES = [0.3, 1.0, 2.0, 4.0]  # of the preset's learning rate
@@ -87,7 +89,8 @@ def outcome(task: dict[str, Any]) -> dict[str, Any]:
     curve = [[h["round"] + 1, *(h["accuracy"][k] for k in ("mean", "std", "worst10", "min"))] for h in lines]
     loss = [h["train_loss"]["mean"] for h in result.history if h.get("train_loss")]
     seconds = time.perf_counter() - begin
-    return {**task, "curve": curve, "first_loss": loss[0], "last_loss": loss[-1], "seconds": seconds}
+    kept = [result.accuracy[k] for k in ("mean", "std", "worst10", "min")]  # with `eval.select`, the best by validation
+    return {**task, "curve": curve, "kept": kept, "first_loss": loss[0], "last_loss": loss[-1], "seconds": seconds}
 
 
 def key(task: dict[str, Any]) -> str:
@@ -99,6 +102,11 @@ def last_quarter(line: dict[str, Any]) -> np.ndarray:
     """Return mean, std, worst 10 % and worst client, averaged over the last quarter of the evaluations."""
     curve = np.array([[np.nan if v is None else v for v in row[1:]] for row in line["curve"]], dtype=float)
     return np.asarray(curve[-max(1, len(curve) // 4) :].mean(axis=0))
+
+
+def kept_scores(line: dict[str, Any]) -> np.ndarray:
+    """Return mean, std, worst 10 % and worst client of the model that was kept."""
+    return np.asarray(line["kept"], dtype=float)
 
 
 def best_settings(lines: list[dict[str, Any]], problem: str, method: str) -> dict[str, float]:
@@ -123,9 +131,9 @@ def tasks(kind: str, problems: list[str], seeds: range, lines: list[dict[str, An
                     yield {"kind": kind, "problem": problem, "method": method, "settings": settings, "seed": seed}
         elif kind == "starts":
             for seed in seeds:
-                for start in (0.1, 1.0, 10.0):
-                    settings = {"step_size": start}
-                    yield {"kind": kind, "problem": problem, "method": "dqn-fed", "settings": settings, "seed": seed}
+                for start in (0.01, 0.1, 1.0):
+                    task = {"kind": kind, "problem": problem, "method": "dqn-fed", "seed": seed}
+                    yield {**task, "settings": {"step_size": start}, "extra": ["algorithms.dqn-fed.step=votes"]}
         else:
             for seed in seeds:
                 for factor in (1 / 3, 1.0, 3.0):
@@ -140,59 +148,86 @@ def smoothed(line: dict[str, Any]) -> list[tuple[int, float]]:
     return [(row[0], float(np.mean([r[1] for r in curve[max(0, i - 2) : i + 1]]))) for i, row in enumerate(curve)]
 
 
-def show(lines: list[dict[str, Any]]) -> None:
-    """Print the tables."""
-    for problem in PROBLEMS:
-        runs = [x for x in lines if x["kind"] == "run" and x["problem"] == problem and "curve" in x]
-        if not runs:
+def out(line: str) -> None:
+    """Print a line."""
+    sys.stdout.write(line + "\n")
+
+
+def rounds_to_fedavg(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """Return the rounds to FedAvg's final mean, over FedAvg's own rounds to it."""
+    target = smoothed(theirs)[-1][1]
+    hits = [next((r for r, v in smoothed(x) if v >= target), np.inf) for x in (ours, theirs)]
+    return float(hits[0] / hits[1])
+
+
+def compared(mine: np.ndarray, theirs: np.ndarray) -> str:
+    """Return the mean of the paired differences and its standard error."""
+    gaps = mine - theirs
+    if len(gaps) < 2:
+        return ""
+    return f"{gaps.mean():+.1f} ({gaps.std(ddof=1) / np.sqrt(len(gaps)):.1f})"
+
+
+def show_comparison(problem: str, lines: list[dict[str, Any]]) -> None:
+    """Print the table of one problem, in Markdown."""
+    runs = [x for x in lines if x["kind"] == "run" and x["problem"] == problem and "curve" in x]
+    if not runs:
+        return
+    found = {m: {x["seed"]: x for x in runs if x["method"] == m} for m in METHODS}
+    ours, has_kept = found["dqn-fed"], PROBLEMS[problem][0] == "heart"  # the preset that keeps the best model
+    ends = kept_scores if has_kept else last_quarter
+    out(f"\n### `{' '.join(PROBLEMS[problem])}`{', kept models' if has_kept else ''}\n")
+    out("| method | mean | std | worst 10 % | worst client | DQN-Fed's mean against it | worst 10 % | seeds | tuned |")
+    out("|---|---|---|---|---|---|---|---|---|")
+    for method, by_seed in found.items():
+        both = sorted(set(ours) & set(by_seed))
+        if not both:
             continue
-        found = {m: {x["seed"]: x for x in runs if x["method"] == m} for m in METHODS}
-        ours = found["dqn-fed"]
-        print(
-            f"\n{problem}: mean / std / worst 10 % / worst client; difference of DQN-Fed (standard error), mean, worst"
+        mine, theirs = (np.array([ends(x[s]) for s in both]) for x in (ours, by_seed))
+        cells = [f"{v:.1f}" for v in np.array([ends(x) for x in by_seed.values()]).mean(axis=0)]
+        against = ["", ""] if method == "dqn-fed" else [compared(mine[:, i], theirs[:, i]) for i in (0, 2)]
+        tuned = ", ".join(
+            f"{k} {'x' if k == 'lr' else ''}{v:g}" for k, v in next(iter(by_seed.values()))["settings"].items()
         )
-        for method, by_seed in found.items():
-            if not by_seed:
-                continue
-            ends = np.array([last_quarter(x) for x in by_seed.values()])
-            text = " / ".join(f"{v:.1f}" for v in ends.mean(axis=0))
-            both = sorted(set(ours) & set(by_seed))
-            gaps = np.array([last_quarter(ours[s]) - last_quarter(by_seed[s]) for s in both])
-            if method != "dqn-fed" and len(both) > 1:
-                error = gaps.std(axis=0, ddof=1) / np.sqrt(len(both))
-                text += "   " + ", ".join(f"{gaps[:, i].mean():+.1f} ({error[i]:.1f})" for i in (0, 2))
-            settings = next(iter(by_seed.values()))["settings"]
-            print(f"  {method:9} {text}   n={len(by_seed)} {settings}")
-        shares = []
-        for seed in set(ours) & set(found["fedavg"]):
-            target = smoothed(found["fedavg"][seed])[-1][1]
-            hits = [
-                next((r for r, v in smoothed(x) if v >= target), np.inf) for x in (ours[seed], found["fedavg"][seed])
-            ]
-            shares.append(hits[0] / hits[1])
-        print(f"  rounds to FedAvg's final mean, share of FedAvg's: {np.round(shares, 2).tolist()}")
-    for problem in PROBLEMS:
-        runs = [x for x in lines if x["kind"] == "rates" and x["problem"] == problem]
-        if runs:
-            print(f"\n{problem}, rates: learning rate x, seed: DQN-Fed mean / worst 10 %, FedAvg")
-        for ours in (x for x in runs if x["method"] == "dqn-fed"):
-            same = [x for x in runs if x["method"] == "fedavg" and x["seed"] == ours["seed"]]
-            theirs = next((x for x in same if x["settings"]["lr"] == ours["settings"]["lr"]), None)
-            parts = [
-                "error" if x is None or "error" in x else last_quarter(x)[[0, 2]].round(1).tolist()
-                for x in (ours, theirs)
-            ]
-            rose = "curve" in ours and not ours["last_loss"] <= ours["first_loss"]
-            print(f"  {ours['settings']['lr']:.2f} {ours['seed']}: {parts[0]}  {parts[1]}{'  ROSE' if rose else ''}")
-    for problem in FULL:
-        runs = [x for x in lines if x["kind"] == "starts" and x["problem"] == problem and "curve" in x]
-        for start in sorted({x["settings"]["step_size"] for x in runs}):
-            same = [x for x in runs if x["settings"]["step_size"] == start]
-            ends = np.array([last_quarter(x) for x in same]).mean(axis=0).round(1)
-            curve = np.array([[row[1] for row in x["curve"]] for x in same]).mean(axis=0).round(1)
-            rounds = [row[0] for row in same[0]["curve"]]
-            print(f"\n{problem}, start {start:g}, n={len(same)}: {ends.tolist()}")
-            print("  " + " ".join(f"{r}:{v}" for r, v in zip(rounds, curve, strict=True)))
+        out(f"| {method} | {' | '.join([*cells, *against])} | {len(by_seed)} | {tuned} |")
+    shares = [rounds_to_fedavg(ours[s], found["fedavg"][s]) for s in sorted(set(ours) & set(found["fedavg"]))]
+    out(f"\nRounds to FedAvg's final mean, as a share of FedAvg's own, by seed: {np.round(shares, 2).tolist()}.")
+
+
+def show_rates(problem: str, lines: list[dict[str, Any]]) -> None:
+    """Print DQN-Fed and FedAvg at wrong learning rates."""
+    runs = [x for x in lines if x["kind"] == "rates" and x["problem"] == problem]
+    if not runs:
+        return
+    out(f"\n### `{' '.join(PROBLEMS[problem])}`: mean / worst 10 % of DQN-Fed, then FedAvg, at learning rates x\n")
+    for ours in (x for x in runs if x["method"] == "dqn-fed"):
+        same = [x for x in runs if x["method"] == "fedavg" and x["seed"] == ours["seed"]]
+        theirs = next((x for x in same if x["settings"]["lr"] == ours["settings"]["lr"]), None)
+        ends = [
+            "error" if x is None or "error" in x else " / ".join(f"{v:.1f}" for v in last_quarter(x)[[0, 2]])
+            for x in (ours, theirs)
+        ]
+        rose = "curve" in ours and not ours["last_loss"] <= ours["first_loss"]
+        out(f"- x{ours['settings']['lr']:.2f}, seed {ours['seed']}: {', '.join(ends)}{', above its start' * rose}")
+
+
+def show_starts(problem: str, lines: list[dict[str, Any]]) -> None:
+    """Print DQN-Fed with one gradient a round and different lengths of the first step."""
+    runs = [x for x in lines if x["kind"] == "starts" and x["problem"] == problem and "curve" in x]
+    for start in sorted({x["settings"]["step_size"] for x in runs}):
+        same = [x for x in runs if x["settings"]["step_size"] == start]
+        ends = np.array([last_quarter(x) for x in same]).mean(axis=0)
+        curve = np.array([[row[1] for row in x["curve"]] for x in same]).mean(axis=0)
+        rounds = [row[0] for row in same[0]["curve"]]
+        out(f"\n{problem}, start {start:g}, {len(same)} seeds: {' / '.join(f'{v:.1f}' for v in ends)}")
+        out("  " + " ".join(f"{r}:{v:.1f}" for r, v in zip(rounds, curve, strict=True)))
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """Print all tables."""
+    for part in (show_comparison, show_rates, show_starts):
+        for problem in PROBLEMS:
+            part(problem, lines)
 
 
 def main() -> None:
@@ -207,7 +242,8 @@ def main() -> None:
     given = parser.parse_args()
     lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
     if given.command == "show":
-        return show(lines)
+        show(lines)
+        return
     only = given.only or list(FULL if given.command == "starts" else PROBLEMS.keys() - FULL)
     first, last = map(int, given.seeds.split(":"))
     done = {key(x) for x in lines}
@@ -221,7 +257,7 @@ def main() -> None:
                 continue
             file.write(json.dumps(future.result()) + "\n")
             file.flush()
-            print(f"{n} of {len(todo)}", end="\r", flush=True)
+            sys.stderr.write(f"{n} of {len(todo)}\r")
             if time.monotonic() > end:
                 pool.shutdown(wait=False, cancel_futures=True)
 

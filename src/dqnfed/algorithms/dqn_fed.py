@@ -64,10 +64,11 @@ class DQNFed(DescentSettings):
     the clients, or local SGD: the last rows of absent clients count as cuts, with credit for what was reached since;
     the step is m times as long as the clients' mean step, and log m is learnt: up by the share of clients whose row
     still points along the last step and whose loss has not risen, down by the others (`step = "votes"`). A step after
-    which losses jump is taken back. With gradients there is no learning rate.
+    which losses jump is taken back, and the run returns to its start if it ends up above it. With gradients there is no
+    learning rate.
 
     State: client, in gradient mode its last model and gradient and one number (or `memory` pairs); server, theta, the
-    model before, two numbers a client, `metric_memory` pairs or the rows of `cached_clients` clients.
+    model before, the first one, three numbers a client, `metric_memory` pairs or the rows of `cached_clients` clients.
 
     Payload: n + 2 floats up (n + 3 with curvatures, n + 1 with local SGD), n down. The server sees every row.
 
