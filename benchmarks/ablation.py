@@ -17,11 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+
+from dqnfed.algorithms import dqn_fed
+from dqnfed.algorithms.parts import cache, votes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import local_training as runs
 
 NEVER = 1e300
+KEPT: dict[str, Any] = {
+    "insert": cache.Cache.insert,
+    "client_step": dqn_fed.DQNFed.client_step,
+    "retreat_by": votes.Votes.retreat_by,
+    "is_above_start": votes.Votes.is_above_start,
+}
 # Settings of the method, and constants of its modules that have no setting.
 PARTIAL: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "default": ({}, {}),
@@ -31,6 +41,10 @@ PARTIAL: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "votes without the guard by losses": ({}, {"votes.RISE": NEVER}),
     "no step is taken back": ({}, {"retreat": NEVER}),
     "ends where no step helps everybody": ({"beyond": "stop"}, {}),
+}
+TRIED: dict[str, tuple[dict[str, Any], dict[str, float]]] = {  # with local training; not kept
+    "tried: credit learnt from the client's next reply": ({}, {"learnt credit": 1.0}),
+    "tried: rows as long as a secant of the local training says": ({}, {"secant": 1.0}),
 }
 RATES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     f"rates: {rule}": ({"rates": rule}, {}) for rule in ("cauchy", "identity", "loss")
@@ -51,8 +65,8 @@ EXTRA: dict[str, tuple[str, ...]] = {
 }
 runs.PROBLEMS |= EXTRA
 VARIANTS = {
-    "digits-10": PARTIAL,
-    "digits-30": PARTIAL,
+    "digits-10": PARTIAL | TRIED,
+    "digits-30": PARTIAL | TRIED,
     "heart": LOCAL_ALL,
     "setup1-short": PARTIAL,
     "writers": PARTIAL,
@@ -64,21 +78,37 @@ VARIANTS = {
 }
 
 
+def learn_credit(self: Any, state: Any, cohort: Any, cut: Any, products: np.ndarray) -> Any:
+    """Move the share of a reached rate that stays towards what clients that come again still want along their row."""
+    for k, client in enumerate(cohort.clients.tolist()):
+        for r in (state.client == client).nonzero().flatten().tolist():
+            rate, reached = float(state.rate[r]), float(state.reached[r])
+            if rate > 0.0 and reached > 0.5 * rate:
+                wanted = min(max(float(products[k, len(cohort.clients) + r]) / rate, 0.0), 1.0)
+                cache.LEAST = 0.9 * cache.LEAST + 0.1 * wanted
+    return KEPT["insert"](self, state, cohort, cut, products)
+
+
+def train_and_measure(self: Any, problem: Any, task: Any, sent: Any, memory: Any) -> Any:
+    """Return the local update, as long as the minimum of the client's parabola along it (two more gradients)."""
+    update, memory = KEPT["client_step"](self, problem, task, sent, memory)
+    delta = update.gradient
+    (before, _), (after, _) = problem.kernels.gradients(problem, (sent.theta, sent.theta - delta), task)
+    slope, curved = (delta * before).sum(), (delta * (before - after)).sum()
+    factor = torch.where((slope > 0) & (curved > 0), slope / curved.clamp(min=1e-30), torch.ones_like(slope))
+    return update._replace(gradient=factor.clamp(0.3, 3.0) * delta), memory
+
+
 def outcome(task: dict[str, Any]) -> dict[str, Any]:
     """Run one variant and return its line."""
-    from dqnfed.algorithms.parts import cache, votes
-
     settings, constants = VARIANTS[task["problem"]][task["variant"]]
-    cache.LEAST = constants.get("cache.LEAST", 0.3)
-    votes.RISE = constants.get("votes.RISE", 1.3)
-    kept, without = votes.Votes.retreat_by, constants.get("retreat")
-    if without:
-        votes.Votes.retreat_by = lambda *_: 1.0  # type: ignore[method-assign]
-    try:
-        extra = [f"algorithms.dqn-fed.{k}={v}" for k, v in settings.items()]
-        return {**runs.outcome({**task, "settings": {}, "extra": extra}), "variant": task["variant"]}
-    finally:
-        votes.Votes.retreat_by = kept  # type: ignore[method-assign]
+    cache.LEAST, votes.RISE = constants.get("cache.LEAST", 0.3), constants.get("votes.RISE", 1.3)
+    votes.Votes.retreat_by = (lambda *_: 1.0) if "retreat" in constants else KEPT["retreat_by"]
+    votes.Votes.is_above_start = (lambda *_: False) if "retreat" in constants else KEPT["is_above_start"]
+    cache.Cache.insert = learn_credit if "learnt credit" in constants else KEPT["insert"]
+    dqn_fed.DQNFed.client_step = train_and_measure if "secant" in constants else KEPT["client_step"]
+    extra = [f"algorithms.dqn-fed.{k}={v}" for k, v in settings.items()]
+    return {**runs.outcome({**task, "settings": {}, "extra": extra}), "variant": task["variant"]}
 
 
 def show(lines: list[dict[str, Any]]) -> None:
