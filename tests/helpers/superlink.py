@@ -167,17 +167,17 @@ def kill_processes_at_home(home: Path, name: str = "") -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def is_listening(port: int) -> bool:
+def is_listening(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0
 
 
 def write_node_key(path: Path) -> None:
@@ -206,7 +206,8 @@ def write_certificates(folder: Path) -> None:
         .add_extension(identifier, critical=False)
         .sign(authority, hashes.SHA256())
     )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    addresses = [x509.IPAddress(ipaddress.ip_address(f"127.0.0.{last}")) for last in (1, 2)]
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses])
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
     leaf = _builder(_name("localhost"), issuer, server).add_extension(names, critical=False)
     leaf = leaf.add_extension(signed_by, critical=False).add_extension(
