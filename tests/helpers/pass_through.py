@@ -18,7 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TOKEN = re.compile(r"""\s*(?:\#[^\n]*|(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<mark>[{};])|(?P<word>[^\s{};]+))""")
+TOKEN = re.compile(
+    r"""\s*(?:\#[^\n]*|(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<mark>[{};])|(?P<word>[^\s{};]+))"""
+)
 
 
 class Directive(NamedTuple):
@@ -132,7 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
         if "Transfer-Encoding" in self.headers:  # two ways to say where a request ends
             rule = Rule(None, None, 400, "")
         status, headers, body = (
-            self._passed(rule.target) if rule.target else (rule.status, {"Content-Type": "text/plain"}, rule.body.encode())
+            self._passed(rule.target)
+            if rule.target
+            else (rule.status, {"Content-Type": "text/plain"}, rule.body.encode())
         )
         if 400 <= status < 500:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

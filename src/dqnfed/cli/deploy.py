@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from dqnfed.cli.common import app, console
 
-deploy = typer.Typer(no_args_is_help=True, help="The proxy in front of a SuperLink, and a check of what it lets through.")
+deploy = typer.Typer(no_args_is_help=True, help="The proxy in front of a SuperLink, and a check of what passes.")
 app.add_typer(deploy, name="deploy")
 
 Authority = Annotated[Path, typer.Option("--ca", help="Certificate of the authority, which nodes have.")]
@@ -50,7 +50,7 @@ def proxy(
 
     for path in (certificate, key, authority):
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist; see \"Deploy on Flower\" in the docs for how to make it.")
+            raise FileNotFoundError(f'{path} does not exist; see "Deploy on Flower" in the docs for how to make it.')
     config = proxy_config(
         parse_address(listen), parse_address(superlink), certificate=certificate, key=key, authority=authority
     )

@@ -1,7 +1,7 @@
 """What a deployment shows to the outside: which ports answer, what passes, certificates, who may read the keys.
 
-Nothing is changed by asking: Flower's interfaces are asked with GET, which it answers with 405 where POST would act, and
-with POST only for lists.
+Nothing is changed by asking: Flower's interfaces are asked with GET, which it answers with 405 where POST would act,
+and with POST only for lists.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def check_running(address: Address, authority: Path, *, days: int, ports: Sequen
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (OSError, ssl.SSLError) as error:
-        yield wrong(f"{authority} cannot be read as a certificate ({error}); give the authority's certificate: --ca ca.crt")
+        yield wrong(f"{authority} cannot be read as a certificate ({error}); give that of the authority: --ca ca.crt")
         return
     if not answers(address):
         yield wrong(f"{address} does not answer; is the proxy running, and its port open in the firewall?")
@@ -125,7 +125,7 @@ def check_key(path: Path) -> Iterator[Finding]:
         yield wrong(f"{path} is not a private key; give the file without .pub")
         return
     if mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield wrong(f"{path} may be read or changed by others ({stat.filemode(mode.st_mode)}); mend it: chmod 600 {path}")
+        yield wrong(f"{path} may be read or changed by others ({stat.filemode(mode.st_mode)}): chmod 600 {path}")
     elif mode.st_uid not in (os.getuid(), 0):
         yield wrong(f"{path} belongs to another user ({mode.st_uid}), who may read it")
     else:
@@ -287,7 +287,7 @@ def _names(name: str, certificate: Certificate, hosts: Sequence[str]) -> Finding
     named = {*listed.get_values_for_type(x509.DNSName), *map(str, listed.get_values_for_type(x509.IPAddress))}
     missing = [host for host in dict.fromkeys(hosts) if host not in named]
     if missing:
-        return wrong(f"{name} does not name {' and '.join(missing)} under subjectAltName, but {', '.join(sorted(named))}")
+        return wrong(f"{name} names {', '.join(sorted(named))} under subjectAltName, but not {' and '.join(missing)}")
     return fine(f"{name} names {', '.join(dict.fromkeys(hosts))}")
 
 

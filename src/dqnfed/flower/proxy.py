@@ -70,7 +70,7 @@ def proxy_config(listen: Address, superlink: Address, *, certificate: Path, key:
             f"node. Start it with --host 127.0.0.1 and say --superlink 127.0.0.1:{superlink.port}."
         )
     if _is_on(listen.host, superlink.host) and listen.port == superlink.port:
-        raise ValueError(f"proxy and SuperLink cannot both listen on port {listen.port}; choose another for one of them.")
+        raise ValueError(f"proxy and SuperLink cannot share port {listen.port}; choose another for one of them.")
     calls = "\n".join(_location(call, superlink) for call in NODE_CALLS)
     return TEMPLATE.format(
         listen=listen,
@@ -93,9 +93,7 @@ def write_proxy(folder: Path, config: str) -> Path:
 
 def _location(call: str, superlink: Address) -> str:
     path = f"{FLEET}{call}"
-    return (
-        f"        location = {path} {{ limit_except POST {{ deny all; }} proxy_pass https://{superlink}{path}; }}"
-    )
+    return f"        location = {path} {{ limit_except POST {{ deny all; }} proxy_pass https://{superlink}{path}; }}"
 
 
 def _is_on(host: str, other: str) -> bool:
@@ -111,8 +109,8 @@ def _quoted(path: Path) -> str:
 
 
 TEMPLATE = """\
-# Written by `dqnfed deploy proxy`. Nodes reach the calls below, which Flower checks against their keys. Everything else,
-# Flower's Control API above all, is answered with 403. refused.log has every refusal, this proxy's and Flower's.
+# Written by `dqnfed deploy proxy`. Nodes reach the calls below, which Flower checks against their keys. Everything
+# else, Flower's Control API above all, is answered with 403. refused.log has every refusal, Flower's too.
 daemon off;
 worker_processes 1;
 pid nginx.pid;

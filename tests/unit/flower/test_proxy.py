@@ -17,9 +17,8 @@ from google.protobuf.message import Message
 
 from dqnfed.flower.proxy import Address, parse_address, proxy_config, write_proxy
 from tests.helpers import proxies
-from tests.helpers.superlink import free_port, write_certificates
+from tests.helpers.superlink import PUBLIC, free_port, nginx_command, write_certificates
 
-PUBLIC = "127.0.0.2"  # another loopback address than the server's: what is open here is what strangers reach
 PASSES = {
     "/v1/fleet/activate-node",
     "/v1/fleet/confirm-message-received",
@@ -128,7 +127,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module", params=proxies.KINDS)
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    if proxies.command(request.param) is None:
+    if nginx_command(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
     folder = tmp_path_factory.mktemp("proxy")
     write_certificates(folder)
@@ -254,7 +253,9 @@ def test_a_path_that_would_end_the_line_is_refused(name: str) -> None:
         config_of("0.0.0.0:8443", "127.0.0.1:8000", key=Path(name))
 
 
-@pytest.mark.parametrize("text", ["8443", "host", "host:", "host:0", "host:65536", "a b:1", "host:1;", "::1:80", "h:1\n"])
+@pytest.mark.parametrize(
+    "text", ["8443", "host", "host:", "host:0", "host:65536", "a b:1", "host:1;", "::1:80", "h:1\n"]
+)
 def test_an_address_is_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address; write host:port"):
         parse_address(text)
