@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, *arguments: Any) -> None:
         """Refusals are logged above; nothing else is."""
 
 

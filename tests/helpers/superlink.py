@@ -295,15 +295,16 @@ def write_node_key(path: Path) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.touch(mode=0o600)
     path.write_bytes(private)
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
 
-def write_certificates(folder: Path) -> None:
+def write_certificates(folder: Path, *, days: float = 90.0, host: str = "127.0.0.2") -> None:
     """Write a certificate authority, and a server certificate for the loopback interface signed by it."""
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = _name("test authority")
-    root = _builder(issuer, issuer, authority).add_extension(x509.BasicConstraints(True, None), critical=True)
+    root = _builder(issuer, issuer, authority, 90.0).add_extension(x509.BasicConstraints(True, None), critical=True)
     signs: dict[str, Any] = dict.fromkeys(
         ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"], False
     )
@@ -314,22 +315,25 @@ def write_certificates(folder: Path) -> None:
         .add_extension(identifier, critical=False)
         .sign(authority, hashes.SHA256())
     )
-    addresses = [x509.IPAddress(ipaddress.ip_address(f"127.0.0.{last}")) for last in (1, 2)]
+    addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", host)]
     names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses])
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    leaf = _builder(_name("localhost"), issuer, server).add_extension(names, critical=False)
+    leaf = _builder(_name("localhost"), issuer, server, days).add_extension(names, critical=False)
     leaf = leaf.add_extension(signed_by, critical=False).add_extension(
         x509.BasicConstraints(False, None), critical=True
     )
     pem = serialization.Encoding.PEM
     (folder / "ca.crt").write_bytes(certificate.public_bytes(pem))
     (folder / "server.pem").write_bytes(leaf.sign(authority, hashes.SHA256()).public_bytes(pem))
+    (folder / "server.key").touch(mode=0o600)
     (folder / "server.key").write_bytes(
         server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -337,8 +341,8 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
+        .not_valid_before(now - datetime.timedelta(days=10))
+        .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 

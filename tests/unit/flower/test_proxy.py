@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from google.protobuf.message import Message
 
 from dqnfed.flower.proxy import Address, parse_address, proxy_config, write_proxy
 from tests.helpers import proxies
@@ -96,7 +96,7 @@ class _Everything(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = answer
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
 
 
@@ -106,7 +106,9 @@ class Place(NamedTuple):
     folder: Path
     authority: Path
 
-    def status(self, method: str, path: str, body: bytes = b"", **headers: str) -> int | None:
+    def status(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})
+    ) -> int | None:
         """Return the status of an answer to exactly this path; None: the connection was ended."""
         context = ssl.create_default_context(cafile=str(self.authority))
         connection = http.client.HTTPSConnection(PUBLIC, self.port, context=context, timeout=60)
@@ -168,7 +170,7 @@ def test_a_node_of_flower_calls_nothing_but_what_passes_and_its_registration() -
     called: set[str] = set()
 
     class Listening(FleetHttpClient):
-        def _unary_unary(self, *, path: str, response_type: type[Message], **others: Any) -> Any:
+        def _unary_unary(self, *, path: str, response_type: type, **others: Any) -> Any:
             called.add(path)
             return response_type()
 
@@ -206,9 +208,9 @@ def test_nodes_calls_pass_with_post_only(place: Place, method: str) -> None:
 def test_headers_do_not_change_the_path(place: Place) -> None:
     place.behind.asked.clear()
     for name in ("X-Original-URL", "X-Rewrite-URL", "X-Forwarded-Prefix", "X-HTTP-Method-Override", "Upgrade"):
-        place.status("POST", "/v1/fleet/get-run", **{name: "/v1/control/list-runs"})
-        assert place.status("POST", "/", **{name: "/v1/fleet/get-run"}) == 403
-    assert place.status("POST", "/v1/control/list-runs", Host="127.0.0.1:8000") == 403
+        place.status("POST", "/v1/fleet/get-run", headers={name: "/v1/control/list-runs"})
+        assert place.status("POST", "/", headers={name: "/v1/fleet/get-run"}) == 403
+    assert place.status("POST", "/v1/control/list-runs", headers={"Host": "127.0.0.1:8000"}) == 403
     assert set(place.behind.asked) == {("POST", "/v1/fleet/get-run")}
 
 
@@ -218,7 +220,7 @@ def test_a_second_request_hidden_in_a_body_is_a_body(place: Place) -> None:
     place.behind.bodies.clear()
     assert place.status("POST", "/v1/fleet/push-object", hidden) == 200
     assert place.behind.bodies == [hidden]
-    place.status("POST", "/v1/fleet/push-object", b"0\r\n\r\n" + hidden, **{"Transfer-Encoding": "chunked"})
+    place.status("POST", "/v1/fleet/push-object", b"0\r\n\r\n" + hidden, headers={"Transfer-Encoding": "chunked"})
     assert set(place.behind.asked) == {("POST", "/v1/fleet/push-object")}
 
 
@@ -242,7 +244,7 @@ def test_a_superlink_that_others_reach_is_refused(superlink: str) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:8000", "[::]:8000", "127.0.0.1:8000", "localhost:8000"])
 def test_two_servers_do_not_share_a_port(listen: str) -> None:
-    with pytest.raises(ValueError, match="port 8000; choose another"):
+    with pytest.raises(ValueError, match="share port 8000; choose another"):
         config_of(listen, "127.0.0.1:8000")
     assert "listen 127.0.0.2:8000 ssl;" in config_of("127.0.0.2:8000", "127.0.0.1:8000")
 
