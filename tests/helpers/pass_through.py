@@ -86,6 +86,7 @@ class Rules:
         (self._other,) = [_rule(x) for x in self.server.find("location") if x.words[1:] == ("/",)]
         host, _, port = self.server.value("listen").rpartition(":")
         self.listen = (host.strip("[]"), int(port))
+        self.largest = int(self.server.value("client_max_body_size").removesuffix("m")) * 2**20
 
     def rule_for(self, method: str, target: str) -> Rule:
         """Return the rule of nginx: the path is decoded and its dots are resolved before it is looked up."""
@@ -133,6 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         rule = self.server.rules.rule_for(self.command, self.path)
         if "Transfer-Encoding" in self.headers:  # two ways to say where a request ends
             rule = Rule(None, None, 400, "")
+        elif int(self.headers.get("Content-Length", 0)) > self.server.rules.largest:
+            rule = Rule(None, None, 413, "")
         status, headers, body = (
             self._passed(rule.target)
             if rule.target

@@ -231,6 +231,13 @@ def test_large_messages_pass_unchanged(place: Place) -> None:
     assert place.behind.bodies == [body]
 
 
+def test_a_message_above_the_limit_is_refused(place: Place) -> None:
+    place.behind.asked.clear()
+    assert place.status("POST", "/v1/fleet/push-object", headers={"Content-Length": str(64 * 2**20 + 1)}) == 413
+    assert place.behind.asked == []
+    assert '"POST /v1/fleet/push-object HTTP/1.1" 413' in place.refusals()
+
+
 def test_a_stranger_without_the_authoritys_certificate_is_told_nothing_else(place: Place) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         http.client.HTTPSConnection(PUBLIC, place.port, context=ssl.create_default_context()).connect()
