@@ -35,7 +35,7 @@ from dqnfed.flower import Client, InProcessGrid
 from dqnfed.flower.app import client_app as flower_app
 from dqnfed.flower.app import client_number
 from dqnfed.flower.new_app import new_app
-from tests.helpers.flower import Fault, Moment, at, is_dead, with_faults
+from tests.helpers.flower import Fault, Moment, at, is_dead, is_late, with_faults
 from tests.helpers.pages import blocks_of
 from tests.helpers.repository import ROOT
 from tests.helpers.superlink import BIN, PUBLIC, Deployment, write_node_key
@@ -255,7 +255,7 @@ WAITING_CLIENT = """
 
 import time
 from pathlib import Path
-from tests.helpers.flower import is_dead, moment_of, with_faults
+from tests.helpers.flower import moment_of, with_faults
 
 def waits(message, context, answer):
     moment = moment_of(message, context)
@@ -300,8 +300,11 @@ def test_one_node_killed_in_mid_round_and_one_restarted_leave_the_right_model(
     result = RunResult.load(app / "run")
     assert result.summary["rounds"] == 5
     dropped = [[fault["client"] for fault in record["dropped"]] for record in result.history[1:]]
-    assert dropped == [[], [1], [1], [], []]
-    assert_same_model(result, in_process(app, [at(1, 1, is_dead), at(1, 2, is_dead)], rounds=5))
+    assert dropped[:2] == [[], [1]]
+    assert dropped[2] in ([1], [1, 2])  # Flower loses a reply that the server has not fetched when the node leaves
+    assert dropped[3:] == [[], []]
+    plans = [at(1, 1, is_dead), at(1, 2, is_dead), *([at(2, 2, is_late)] if 2 in dropped[2] else [])]
+    assert_same_model(result, in_process(app, plans, rounds=5))
 
 
 def in_process(app: Path, plans: list[Callable[[Moment], Fault | None]], rounds: int) -> RunResult:

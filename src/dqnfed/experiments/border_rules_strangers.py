@@ -27,8 +27,8 @@ _RULES = (
     ),
     (
         (
-            "Ten calls of nodes pass the proxy, by POST; every other call of Flower is answered with 403 (412: a node that "
-            "would register itself)"
+            "Ten calls of nodes pass the proxy, by POST; every other call of Flower is answered with 403 (412: a node "
+            "that would register itself)"
         ),
         "refused",
         "none",
@@ -48,8 +48,8 @@ _RULES = (
     ),
     (
         (
-            "A stranger with `ca.crt`, and a client with its own key, can neither register a node nor start, list or read "
-            "runs; a node without a key or with an unknown one is refused; every refusal is in `proxy/refused.log`"
+            "A stranger with `ca.crt`, and a client with its own key, can neither register a node nor start, list or "
+            "read runs; a node without a key or with an unknown one is refused; every refusal is in `proxy/refused.log`"
         ),
         "refused and logged",
         "`flwr supernode register`, on the server",
