@@ -13,7 +13,8 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.result import RunResult
 from dqnfed.core.screening import Policy
-from dqnfed.flower.client import Client, client_app, client_number
+from dqnfed.flower.app import client_app, client_number
+from dqnfed.flower.client import Client
 from dqnfed.flower.in_process import InProcessGrid
 from dqnfed.flower.records import array_record, named_arrays
 from dqnfed.flower.strategy import Strategy

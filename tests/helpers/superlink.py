@@ -1,4 +1,4 @@
-"""A real Flower deployment on the loopback interface: SuperLink with TLS and node keys, SuperNodes, an app to run."""
+"""A real Flower deployment on the loopback interface, set up by the commands of the guide, and an app to run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import datetime
 import ipaddress
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,78 +24,130 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.helpers.pages import blocks_of
+from tests.helpers.repository import ROOT
+
 BIN = Path(sys.executable).parent
+PUBLIC = "127.0.0.2"  # the proxy's: another loopback address than the server's, so that nothing else is open on it
 PATIENCE = 180.0  # seconds for anything to come up on a busy machine
 
 
+class Guide:
+    """The shell blocks of docs/how-to/deploy.md by name: those below a comment `<!-- deploy: NAME -->`."""
+
+    def __init__(self) -> None:
+        blocks = blocks_of(ROOT / "docs" / "how-to" / "deploy.md")
+        named = [(b.comment.removeprefix("deploy: "), b.code) for b in blocks if b.comment.startswith("deploy: ")]
+        self.blocks = dict(named)
+        assert len(self.blocks) == len(named), "two blocks of the guide have one name"
+
+    def script(self, name: str, settings: dict[str, str], client: dict[str, str]) -> str:
+        """Return a block as the guide has it, after its two blocks of settings with other values."""
+        own = [self._exports("settings", settings), self.blocks["environment"], self._exports("client", client)]
+        return "\n".join([*own, self.blocks[name]])
+
+    def _exports(self, name: str, values: dict[str, str]) -> str:
+        found = set(re.findall(r"(\w+)=", re.sub(r"#.*", "", self.blocks[name])))
+        assert found == set(values), f"the guide sets {sorted(found)}, the test {sorted(values)}"
+        return "\n".join(f"export {key}={value}" for key, value in values.items())
+
+
 class Deployment:
-    """A SuperLink in a folder, and whatever is started against it; `close` ends every process."""
+    """The deployment of the guide in a folder, and whatever is started against it; `close` ends every process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port, self.superlink_port = free_port(PUBLIC), free_port()
+        put_nginx_on_path(folder / "bin")
         self.environment = {
             **os.environ,
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "OMP_NUM_THREADS": "1",
-            "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", "")]),
+            "PATH": os.pathsep.join([str(folder / "bin"), str(BIN), os.environ.get("PATH", "")]),
         }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        write_certificates(folder)
-        home = folder / "flwr"
-        home.mkdir()
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "tls"\n[superlink.tls]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{folder / "ca.crt"}"\n'
-        )
+        self._guide = Guide()
+        self._node_ports: dict[int, int] = {}
+
+    def open(self) -> None:
+        """Do the guide's steps 1 to 3: certificates, SuperLink, proxy."""
+        self.follow("certificates")
+        self.start_superlink()
+        self.follow("configuration")
+        self.follow("proxy")
+        self.start("nginx", self._bash("nginx"))
+        self.wait_until(lambda: is_listening(self.port, PUBLIC), "the proxy listens")
 
     def start_superlink(self) -> None:
-        """Start the SuperLink: TLS, node authentication, its state on disk."""
-        arguments = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
-        arguments += ["--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
-        self.start("superlink", ["flower-superlink", *arguments, "--database", "state.db"])
-        self.wait_until(lambda: is_listening(self.port), "the SuperLink listens")
+        self.start("superlink", self._bash("superlink"))
+        self.wait_until(lambda: is_listening(self.superlink_port), "the SuperLink listens")
 
-    def register(self, keys: Sequence[str]) -> None:
-        """Make node keys and register their public halves, all at once: most of it is the command's start."""
-        for key in keys:
-            write_node_key(self.folder / key)
+    def join(self, clients: Sequence[int]) -> None:
+        """Do the guide's steps 4 to 6 for these clients at once: most of it is the commands' start."""
 
-        def registered(key: str) -> subprocess.CompletedProcess[str]:
-            return self.flwr("supernode", "register", str(self.folder / f"{key}.pub"), "tls")
+        def joined(client: int) -> None:
+            self.follow("key", client)
+            self.follow("register", client)
+            self.start_client(client)
 
-        with ThreadPoolExecutor(len(keys)) as pool:
-            for done in pool.map(registered, keys):
-                assert done.returncode == 0, done.stdout + done.stderr
+        with ThreadPoolExecutor(len(clients)) as pool:
+            list(pool.map(joined, clients))
+
+    def start_client(self, client: int) -> None:
+        """Start a client's SuperNode as the guide does; its log is `node0.log`."""
+        self.start(f"node{client}", self._bash("node", client))
+
+    def follow(self, name: str, client: int = 0) -> str:
+        """Run a block of the guide to its end and return what it printed."""
+        done = subprocess.run(
+            self._bash(name, client), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, f"{name}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _bash(self, name: str, client: int = 0) -> list[str]:
+        settings = {
+            "SERVER": PUBLIC,
+            "SAN": f"IP:{PUBLIC}",
+            "LISTEN": PUBLIC,
+            "PORT": str(self.port),
+            "SUPERLINK": str(self.superlink_port),
+        }
+        node_port = self._node_ports.setdefault(client, free_port())
+        about = {"CLIENT": str(client), "NODE_PORT": str(node_port)}
+        return ["bash", "-euo", "pipefail", "-c", self._guide.script(name, settings, about)]
 
     def start_node(self, name: str, key: str | None, node_config: str, *, is_plaintext: bool = False) -> None:
-        """Start a SuperNode with the given key."""
+        """Start a SuperNode that is not the guide's, against the open port."""
         security = ["--insecure"] if is_plaintext else ["--root-certificates", "ca.crt"]
         identity = [] if key is None else ["--auth-supernode-private-key", key]
-        address = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        address = ["--superlink", f"{PUBLIC}:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
         limits = ["--max-retries", "3"] if is_plaintext else []
-        self.start(name, ["flower-supernode", *security, *address, *identity, *limits, "--node-config", node_config])
+        command = [*security, *address, *identity, *limits, "--node-config", node_config]
+        self.start(name, [str(BIN / "flower-supernode"), *command])
 
     def wait_for_nodes(self, n_online: int) -> None:
         self.wait_until(lambda: self.n_online() == n_online, f"{n_online} nodes are online")
 
     def n_online(self) -> int:
-        done = self.flwr("supernode", "list", "tls", "--format", "json")
+        done = self.flwr("supernode", "list", "mine", "--format", "json")
         nodes = json.loads(done.stdout)["nodes"] if done.returncode == 0 else []
         return sum(node["status"] == "online" for node in nodes)
 
     def run(self, app: Path, run_config: str) -> subprocess.CompletedProcess[str]:
         """Run the app to its end; the log is in the result."""
-        return self.flwr("run", str(app), "tls", "--stream", "--run-config", run_config)
+        return self.flwr("run", str(app), "mine", "--stream", "--run-config", run_config)
 
-    def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def flwr(self, *arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command on the server, or with another FLWR_HOME: as somebody else."""
         return subprocess.run(
             [str(BIN / "flwr"), *arguments],
             cwd=self.folder,
-            env=self.environment,
+            env=self.environment if home is None else {**self.environment, "FLWR_HOME": str(home)},
             capture_output=True,
             text=True,
             timeout=900,
@@ -102,7 +156,7 @@ class Deployment:
     def start(self, name: str, command: Sequence[str]) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         self._running[name] = subprocess.Popen(
-            [str(BIN / command[0]), *command[1:]],
+            list(command),
             cwd=self.folder,
             env=self.environment,
             stdout=log,
@@ -146,10 +200,37 @@ class Deployment:
         """End server apps: they have sessions of their own, and outlive their SuperLink."""
         kill_processes_at_home(self.folder / "flwr", "flwr-serverapp")
 
+    def open_sockets(self) -> set[tuple[str, int]]:
+        """Return the addresses on which the processes of this deployment listen."""
+        found = {int(process.name) for process in processes_at_home(self.folder / "flwr")}
+        groups = {process.pid for process in self._running.values()}  # nginx overwrites its environment
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.getpgid(int(process.name)) in groups:
+                    found.add(int(process.name))
+        return {address for process in found for address in listening_sockets(process)}
+
     def close(self) -> None:
         for name in list(self._running):
             self.stop(name, kill=True)
         kill_processes_at_home(self.folder / "flwr")
+
+
+def nginx_command(kind: str = "nginx") -> list[str] | None:
+    """Return the command `nginx`, or the tests' own proxy that obeys the same file; None: it is not installed."""
+    if kind == "pass-through":
+        return [sys.executable, "-m", "tests.helpers.pass_through"]
+    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    return None if found is None else [found]
+
+
+def put_nginx_on_path(folder: Path) -> None:
+    """Write a command `nginx` to the folder: the real one, or the tests' own where that is not installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = " ".join(f"'{word}'" for word in nginx_command() or nginx_command("pass-through") or [])
+    script = folder / "nginx"
+    script.write_text(f"#!/bin/sh\nPYTHONPATH='{ROOT}' exec {words} \"$@\"\n")
+    script.chmod(0o755)
 
 
 def send_to_group(process: subprocess.Popen[bytes], number: int) -> None:
@@ -160,24 +241,51 @@ def send_to_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 def kill_processes_at_home(home: Path, name: str = "") -> None:
     """End the processes that have this FLWR_HOME, so only those of one test, and this name in their command."""
-    mark = f"FLWR_HOME={home}\0".encode()
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in processes_at_home(home):
         with suppress(OSError):
-            if mark in (process / "environ").read_bytes() and name.encode() in (process / "cmdline").read_bytes():
+            if name.encode() in (process / "cmdline").read_bytes():
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def free_port() -> int:
+def processes_at_home(home: Path) -> list[Path]:
+    """Return the folders in /proc of the processes that have this FLWR_HOME."""
+    mark, found = f"FLWR_HOME={home}\0".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (process / "environ").read_bytes():
+                found.append(process)
+    return found
+
+
+def listening_sockets(process: int) -> set[tuple[str, int]]:
+    """Return host and port of every TCP socket on which the process listens."""
+    mine = set()
+    with suppress(OSError):
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                mine.add(str(link.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:  # 0A: it listens
+                host, port = fields[1].split(":")
+                words = [bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8)]
+                found.add((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+    return found
+
+
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def is_listening(port: int) -> bool:
+def is_listening(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0
 
 
 def write_node_key(path: Path) -> None:
@@ -187,15 +295,16 @@ def write_node_key(path: Path) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.touch(mode=0o600)
     path.write_bytes(private)
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
 
-def write_certificates(folder: Path) -> None:
+def write_certificates(folder: Path, *, days: float = 90.0, host: str = "127.0.0.2") -> None:
     """Write a certificate authority, and a server certificate for the loopback interface signed by it."""
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = _name("test authority")
-    root = _builder(issuer, issuer, authority).add_extension(x509.BasicConstraints(True, None), critical=True)
+    root = _builder(issuer, issuer, authority, 90.0).add_extension(x509.BasicConstraints(True, None), critical=True)
     signs: dict[str, Any] = dict.fromkeys(
         ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"], False
     )
@@ -206,21 +315,25 @@ def write_certificates(folder: Path) -> None:
         .add_extension(identifier, critical=False)
         .sign(authority, hashes.SHA256())
     )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", host)]
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses])
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    leaf = _builder(_name("localhost"), issuer, server).add_extension(names, critical=False)
+    leaf = _builder(_name("localhost"), issuer, server, days).add_extension(names, critical=False)
     leaf = leaf.add_extension(signed_by, critical=False).add_extension(
         x509.BasicConstraints(False, None), critical=True
     )
     pem = serialization.Encoding.PEM
     (folder / "ca.crt").write_bytes(certificate.public_bytes(pem))
     (folder / "server.pem").write_bytes(leaf.sign(authority, hashes.SHA256()).public_bytes(pem))
+    (folder / "server.key").touch(mode=0o600)
     (folder / "server.key").write_bytes(
         server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -228,8 +341,8 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
+        .not_valid_before(now - datetime.timedelta(days=10))
+        .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 

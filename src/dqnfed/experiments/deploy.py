@@ -6,19 +6,19 @@ import json
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
-from dqnfed.core.screening import Policy
 from dqnfed.experiments.config import Config, read_config
 from dqnfed.experiments.experiment import build_algorithm, chosen_device
 from dqnfed.flower.client import Client
 from dqnfed.flower.privacy import Privacy
-from dqnfed.flower.strategy import Strategy
-from dqnfed.sim.state import Evaluation
+
+if TYPE_CHECKING:
+    from dqnfed.flower.strategy import Strategy
 
 
 def app_config(file: Path, run_config: Mapping[str, Any]) -> Config:
@@ -41,6 +41,10 @@ def deployed_client(config: Config, problem: Problem, data: Federation) -> Clien
 
 def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str, Any]) -> Strategy:
     """Return the server's strategy; `clients`, `out`, `resume` and `wait` come from Flower's run config."""
+    from dqnfed.core.screening import Policy
+    from dqnfed.flower.strategy import Strategy  # here: a client's process does not need the server's side
+    from dqnfed.sim.state import Evaluation
+
     _use_threads(config)
     out, resume = str(run_config.get("out", "")), bool(run_config.get("resume", False))
     return Strategy(

@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dqnfed.flower.app import client_app as client_app
     from dqnfed.flower.client import Client as Client
-    from dqnfed.flower.client import client_app as client_app
     from dqnfed.flower.in_process import InProcessGrid as InProcessGrid
     from dqnfed.flower.in_process import run_in_process as run_in_process
     from dqnfed.flower.privacy import Privacy as Privacy
@@ -19,7 +19,7 @@ _HOMES = {
     "InProcessGrid": "dqnfed.flower.in_process",
     "Privacy": "dqnfed.flower.privacy",
     "Strategy": "dqnfed.flower.strategy",
-    "client_app": "dqnfed.flower.client",
+    "client_app": "dqnfed.flower.app",
     "run_in_process": "dqnfed.flower.in_process",
 }
 __all__ = list(_HOMES)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, Empty
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.tensors import map_tensors, row
+from dqnfed.flower.app import client_number
 from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag, Tags
 from dqnfed.flower.privacy import Privacy, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
@@ -44,29 +43,14 @@ class Client:
             )
 
 
-def client_app(describe: Callable[[Context], Client]) -> ClientApp:
-    """Return the Flower app of a client; `describe` is called for every message, since nothing else lasts."""
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(_Request(describe(context), message, context).train(), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return Message(_Request(describe(context), message, context).evaluate(), reply_to=message)
-
-    return app
+def training_reply(client: Client, message: Message, context: Context) -> Message:
+    """Return the reply to a training message."""
+    return Message(_Request(client, message, context).train(), reply_to=message)
 
 
-def client_number(context: Context) -> int:
-    """Return which client this node is: `partition-id` of its node config."""
-    if "partition-id" not in context.node_config:
-        raise ValueError(
-            "this node does not say which client it is; start it with --node-config 'partition-id=0' (clients count "
-            "from 0, and every node has its own number)."
-        )
-    return int(context.node_config["partition-id"])
+def evaluation_reply(client: Client, message: Message, context: Context) -> Message:
+    """Return the reply to an evaluation message."""
+    return Message(_Request(client, message, context).evaluate(), reply_to=message)
 
 
 class _Request:

@@ -16,7 +16,8 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.screening import Policy
-from dqnfed.flower.client import Client, client_app, client_number
+from dqnfed.flower.app import client_app, client_number
+from dqnfed.flower.client import Client
 from dqnfed.flower.privacy import Privacy
 from dqnfed.flower.strategy import Strategy
 from dqnfed.sim.observers import Observer

@@ -16,7 +16,7 @@ from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.run_folder import load_tensors
 from dqnfed.experiments.experiment import run_experiment
 from dqnfed.flower import Client, InProcessGrid, Strategy, client_app, run_in_process
-from dqnfed.flower.client import client_number
+from dqnfed.flower.app import client_number
 from dqnfed.flower.client_memory import FACTS, ClientMemory
 from dqnfed.flower.exchange import fields_of
 from dqnfed.flower.new_app import new_app

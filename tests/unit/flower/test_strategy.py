@@ -22,7 +22,7 @@ from dqnfed.experiments.config import ConfigError, read_config
 from dqnfed.experiments.deploy import free_folder
 from dqnfed.experiments.experiment import run_experiment
 from dqnfed.flower import Client, InProcessGrid, Strategy, client_app, run_in_process
-from dqnfed.flower.client import client_number
+from dqnfed.flower.app import client_number
 from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.new_app import new_app
 from dqnfed.flower.records import array_record, named_arrays
