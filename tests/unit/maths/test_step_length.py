@@ -181,7 +181,7 @@ def test_one_loss_raises_the_robust_ratio_by_three_tenths_at_most(K: int, value:
     """All losses are 1 before; K >= 3: with two clients the median is moved by one of them."""
     losses = np.where(np.arange(K) == 0, value, 1.0)
     if K >= 3:
-        assert loss_ratio(losses, np.ones(K), robust=True) <= 1.3 + 1e-12
+        assert loss_ratio(losses, np.ones(K), robust=True) <= 1.2 + 1e-12
     assert loss_ratio(3.0 * np.ones(K), np.ones(K), robust=True) == pytest.approx(3.0)  # a rise of all shows
 
 
