@@ -25,7 +25,7 @@ def paper_direction(rows: Tensor, rates: Tensor) -> Tensor:
     """Return the direction d of the paper's form, as the server makes it with step_size = 1."""
     K, n = rows.shape
     algorithm = AdaFed(form="paper").prepare(bowl_problem(n), K, K)
-    updates = DescentUpdate(rows, rates, torch.full_like(rates, torch.nan), rates, rows.new_zeros(K, 0))
+    updates = DescentUpdate(rows, rates, loss=rates, curvature=torch.full_like(rates, torch.nan))
     before: Any = algorithm.init_server(bowl_problem(n), K)
     after: Any = algorithm.server_step(before, Replies(updates), cohort_of((1,) * K)).server
     direction: Tensor = -after.theta

@@ -31,7 +31,7 @@ def gradients(rows: Tensor, *, rates: Tensor | None = None) -> Replies[DescentUp
     """Return the replies of clients whose rates are their gradients' squares and whose losses are large."""
     wanted = rows.square().sum(1) if rates is None else rates
     numbers = torch.ones_like(wanted)
-    return Replies(DescentUpdate(rows, wanted, numbers, 100.0 * numbers, rows.new_zeros(len(rows), 0)))
+    return Replies(DescentUpdate(rows, wanted, loss=100.0 * numbers, curvature=numbers))
 
 
 def test_orthogonal_updates_of_local_sgd_give_fedavgs_step() -> None:
