@@ -482,7 +482,7 @@ class DQNFedOracle:
         if share < 0.5 and len(present) == self.n_clients and length > (self.step_length or math.inf):
             length = self.step_length or math.inf
             self.rules["outvoted, by growth"] += 1
-        notes = {"votes": share, "m": m}
+        notes = {"m": m} if math.isnan(share) else {"votes": share, "m": m}
         return (length, notes) if norm > 0.0 else (0.0, notes)
 
     def count_votes(self, present: dict[int, Cut], n_known: int) -> float:

@@ -34,13 +34,17 @@ def gradients(rows: Tensor, *, rates: Tensor | None = None) -> Replies[DescentUp
     return Replies(DescentUpdate(rows, wanted, loss=100.0 * numbers, curvature=numbers))
 
 
+def local_updates(rows: Tensor, losses: Tensor | None = None) -> Replies[LocalUpdate]:
+    return Replies(LocalUpdate(rows, torch.ones(len(rows), dtype=torch.float64) if losses is None else losses))
+
+
 def test_orthogonal_updates_of_local_sgd_give_fedavgs_step() -> None:
     """With g_k'u = ||g_k||^2 for orthogonal g_k, u is their sum: the direction of their mean, whose length it gets."""
-    problem = problem_of()
-    method = DQNFed(epochs=2, ridge=0.0).prepare(problem, 3, 3)
+    problem, rows = problem_of(), 0.1 * ORTHOGONAL  # none is longer than the model
+    method = DQNFed(epochs=2, ridge=0.0, beyond="stop").prepare(problem, 3, 3)
     server: Any = method.init_server(problem, 3)
-    moved: Any = method.server_step(server, Replies(LocalUpdate(ORTHOGONAL)), everybody(3)).server
-    torch.testing.assert_close(server.theta - moved.theta, ORTHOGONAL.mean(0))
+    moved: Any = method.server_step(server, local_updates(rows), everybody(3)).server
+    torch.testing.assert_close(server.theta - moved.theta, rows.mean(0))
 
 
 @pytest.mark.parametrize("constraint", ["at-least", "exactly"])
@@ -48,7 +52,8 @@ def test_orthogonal_updates_of_local_sgd_give_fedavgs_step() -> None:
 def test_a_ridge_shortens_the_step_for_orthogonal_gradients(constraint: str, ridge: float) -> None:
     """The Gramian of the unit rows is the identity, so that the ridge divides every weight by 1 + ridge."""
     problem = problem_of()
-    method = DQNFed(constraint=constraint, ridge=ridge, metric="identity", step="paper").prepare(problem, 3, 3)
+    settings: dict[str, Any] = {"constraint": constraint, **({"beyond": "stop"} if constraint == "at-least" else {})}
+    method = DQNFed(**settings, ridge=ridge, metric="identity", step="paper").prepare(problem, 3, 3)
     server: Any = method.init_server(problem, 3)
     moved: Any = method.server_step(server, gradients(ORTHOGONAL), everybody(3)).server
     torch.testing.assert_close(server.theta - moved.theta, ORTHOGONAL.sum(0) / (1.0 + ridge))
