@@ -534,7 +534,7 @@ class DQNFedOracle:
         then = [self.losses.get(k, (0, max(usual, at_start))) for k in replies]
         now = float(np.mean([c.loss for c in replies.values()])) - self.settings.floor
         ratio = now / max(float(np.mean([loss for _, loss in then])), usual)
-        n_steps = float(np.mean([self.depth - depth for depth, _ in then]))
+        n_steps = max(1.0, float(np.mean([self.depth - depth for depth, _ in then])))
         if ratio <= 1.0 + (self.allowed_rise(replies) - 1.0) * n_steps:
             return 1.0
         return min(max(2.0, math.sqrt(ratio)), 100.0)

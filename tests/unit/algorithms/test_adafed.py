@@ -172,9 +172,7 @@ def test_local_epochs_send_update_and_rate() -> None:
     rates = torch.tensor([0.2, 0.9, 0.4], dtype=torch.float64)
     rows = agreeing_rows(3, 6)
     replies = Replies(RatedLocalUpdate(rows, loss=rates, rate=rates))
-    after: Any = algorithm.server_step(
-        algorithm.init_server(bowl_problem(6), 3), replies, cohort_of((1, 1, 1))
-    ).server
+    after: Any = algorithm.server_step(algorithm.init_server(bowl_problem(6), 3), replies, cohort_of((1, 1, 1))).server
     step: Tensor = -after.theta
     squares = rows.square().sum(1)
     scaled = rates * squares.sum() / rates.sum()  # in units of the updates: only the rates' ratios are meant

@@ -247,6 +247,14 @@ def test_a_step_that_was_taken_back_gives_losses_no_room() -> None:
             assert (votes.retreat_by(state, np.full(4, loss), cohort(4)) > 1.0) is is_taken_back
 
 
+@pytest.mark.parametrize("n_clients", [4, N_CLIENTS])
+def test_rounding_is_no_reason_to_take_a_step_back(n_clients: int) -> None:
+    """A round was held: the same clients are asked at the same model, and add up their examples in another order."""
+    votes = Votes()
+    state = votes.record(after_a_step(*[1.0] * 4, n_clients=n_clients), np.full(4, 0.9), cohort(n_clients=n_clients))
+    assert votes.retreat_by(state, np.full(4, 0.9 * (1 + 1e-6)), cohort(n_clients=n_clients)) == 1.0
+
+
 def test_rounds_without_a_step_give_losses_no_room() -> None:
     """Other clients were asked and nothing was done: what is allowed is what one step is allowed."""
     votes, state = Votes(), after_a_step(*[1.0] * 4)
