@@ -39,7 +39,7 @@ class Settings(NamedTuple):
     beyond: str = "mean"  # mean | stop
     cap: bool = True  # rates at most twice the loss above its floor
     metric_memory: int = 10  # secant pairs of the mean loss
-    growth: float = 4.0  # the longest step, in lengths of the one before
+    growth: float = 3.0  # the longest step, in lengths of the one before
     step_size: float = 1.0  # the first m
     ridge: float = 1e-6  # on the Gramian of the unit rows
     rate_bounds: float = 1000.0  # how far a rate per squared row may be from the median
@@ -221,12 +221,13 @@ class DQNFedOracle:
         self.f, self.n_clients, self.settings, self.batches = f, n_clients, settings, batches
         self.by_curvature = not settings.trains and cohort_size == n_clients
         self.cache_size = 0 if cohort_size == n_clients else min(settings.cached_clients, n_clients)
-        self.theta = self.before = start.copy()
+        self.theta = self.before = self.start = start.copy()
         self.step_length: float | None = None  # of the last step; None before the first one
         self.alpha = 0.0  # of the last step; 0 before the first one
         self.n_steps, self.log_m, self.is_back = 0, 0.0, False
-        self.losses: dict[int, tuple[int, float]] = {}  # round and loss above the floor at every client's last reply
-        self.start_loss = math.nan
+        self.depth = 0  # steps that lead from the start to theta
+        self.losses: dict[int, tuple[int, float]] = {}  # depth and loss above the floor at every client's last reply
+        self.start_losses: dict[int, float] = {}  # above the floor, at the start
         self.scales: dict[int, float] = {}  # of every client's newest pair
         self.kept: dict[int, tuple[FloatArray, FloatArray]] = {}  # model and gradient of every client's last reply
         self.metric: list[Pair] = []
@@ -240,7 +241,10 @@ class DQNFedOracle:
     def play(self, round: int, cohort: Sequence[int]) -> None:
         """Play one round, and write down theta, the status and the notes."""
         replies = {k: self.reply(k, round) for k in cohort}
-        factor = self.retreat_factor(replies, round)
+        if not self.by_curvature and self.is_above_start(replies):
+            self.start_again()
+            return
+        factor = self.retreat_factor(replies)
         if factor > 1.0:
             self.go_back(replies, factor)
             return
@@ -254,12 +258,12 @@ class DQNFedOracle:
         self.rules["fully credited"] += sum(c.reached(self.theta) >= c.rate for c in absent.values())
         found, notes = self.step(cuts, rates, len(present)), dict[str, float]()
         if self.by_curvature:
-            self.record_losses(present, round)
+            self.record_losses(present)
             length = self.length_by_curvature(found, list(present.values()))
         else:
-            length, notes = self.length_by_votes(found, present, len(cuts), rates[: len(present)])
+            length, notes = self.length_by_votes(found, present, rates[: len(present)])
             self.refresh_cache(present, round)
-            self.record_losses(present, round)
+            self.record_losses(present)
         self.rules["beyond"] += found.beyond
         self.move(found, length, {**notes, "beyond": float(found.beyond)}, len(present))
 
@@ -274,7 +278,7 @@ class DQNFedOracle:
             return
         self.theta, self.before = self.theta - length * found.u / norm, self.theta
         self.step_length, self.alpha, self.is_back = length, length / norm, False
-        self.n_steps += 1
+        self.n_steps, self.depth = self.n_steps + 1, self.depth + 1
         self.rounds.append(OracleRound(self.theta, "next", notes))
 
     def go_back(self, replies: dict[int, Cut], factor: float) -> None:
@@ -283,17 +287,31 @@ class DQNFedOracle:
         assert self.step_length is not None
         self.step_length /= factor
         self.log_m, self.is_back = max(self.log_m - math.log(factor), -9.0), True
+        self.depth -= 1
         if self.by_curvature:
             self.mean_before = np.mean([cut.row for cut in replies.values()], axis=0)
         self.rules["retreat"] += 1
         self.rounds.append(OracleRound(self.theta, "next", {"retreat": factor}))
+
+    def start_again(self) -> None:
+        """Go back to the start with steps of a quarter; nothing is kept of the replies since."""
+        self.theta, self.before = self.start, self.theta
+        assert self.step_length is not None
+        self.step_length /= 4.0
+        self.log_m, self.is_back = max(self.log_m - math.log(4.0), -9.0), True
+        self.depth, self.losses, self.cache = 0, {}, {}
+        self.rules["restart"] += 1
+        self.rounds.append(OracleRound(self.theta, "next", {"restart": 4.0}))
 
     # The clients.
 
     def reply(self, k: int, round: int) -> Cut:
         loss, g = self.f(k, self.theta)
         if self.settings.trains:
-            row = self.theta - self.trained(k, round)
+            row, model = self.theta - self.trained(k, round), float(np.linalg.norm(self.theta))
+            if np.linalg.norm(row) > model > 0.0:
+                row = row * (model / np.linalg.norm(row))
+                self.rules["shortened row"] += 1
             rate = self.loss_rate(loss) if self.settings.rates == "loss" else math.nan
             return Cut(round, self.theta, row, rate, loss)
         curvature = math.nan
@@ -442,12 +460,15 @@ class DQNFedOracle:
         return min(share * norm, limit)
 
     def length_by_votes(
-        self, found: Found, present: dict[int, Cut], n_known: int, rates: FloatArray
+        self, found: Found, present: dict[int, Cut], rates: FloatArray
     ) -> tuple[float, dict[str, float]]:
         """Return m times the length of the clients' mean step, each its row scaled to what reaches its rate."""
+        n_known = len(self.losses.keys() | present.keys())
         share = self.count_votes(present, n_known)
         own = [rate / float(c.row @ c.row) * c.row for rate, c in zip(rates, present.values(), strict=True)]
-        length = self.settings.step_size * math.exp(self.log_m) * float(np.linalg.norm(np.mean(own, axis=0)))
+        m = self.settings.step_size * math.exp(self.log_m)
+        self.rules["beyond, at most the mean step"] += found.beyond and m > 1.0
+        length = (min(m, 1.0) if found.beyond else m) * float(np.linalg.norm(np.mean(own, axis=0)))
         enough, norm = min(self.n_clients, 10), float(np.linalg.norm(found.u))
         if not self.settings.trains and n_known < enough:
             length *= n_known / enough * min(1.0, n_known / (len(present) * (self.n_steps + 1)))
@@ -458,7 +479,10 @@ class DQNFedOracle:
         if self.is_back and self.step_length is not None and length > self.step_length:
             length = self.step_length
             self.rules["after a retreat, by growth"] += 1
-        notes = {"votes": share, "m": self.settings.step_size * math.exp(self.log_m)}
+        if share < 0.5 and len(present) == self.n_clients and length > (self.step_length or math.inf):
+            length = self.step_length or math.inf
+            self.rules["outvoted, by growth"] += 1
+        notes = {"m": m} if math.isnan(share) else {"votes": share, "m": m}
         return (length, notes) if norm > 0.0 else (0.0, notes)
 
     def count_votes(self, present: dict[int, Cut], n_known: int) -> float:
@@ -484,22 +508,36 @@ class DQNFedOracle:
 
     # The server: losses and cache.
 
-    def record_losses(self, present: dict[int, Cut], round: int) -> None:
-        if math.isnan(self.start_loss):
-            self.start_loss = float(np.mean([c.loss for c in present.values()])) - self.settings.floor
-        self.losses |= {k: (round, c.loss - self.settings.floor) for k, c in present.items()}
+    def record_losses(self, present: dict[int, Cut]) -> None:
+        now = {k: c.loss - self.settings.floor for k, c in present.items()}
+        self.losses |= {k: (self.depth, loss) for k, loss in now.items()}
+        self.start_losses |= now if self.depth == 0 else {}
 
-    def retreat_factor(self, replies: dict[int, Cut], round: int) -> float:
+    def is_above_start(self, replies: dict[int, Cut]) -> bool:
+        """Return whether the clients that replied at the start are on average clearly worse off now."""
+        if self.alpha == 0.0 or self.is_back:
+            return False
+        then = {k: self.start_losses[k] for k in replies if k in self.start_losses}
+        self.rules["start not known"] += len(then) < len(replies)
+        now = sum(replies[k].loss - self.settings.floor for k in then)
+        return now > self.allowed_rise(replies) * sum(then.values())
+
+    def allowed_rise(self, replies: dict[int, Cut]) -> float:
+        return 1.2 if len(replies) == self.n_clients else 2.0
+
+    def retreat_factor(self, replies: dict[int, Cut]) -> float:
         """Return by how much steps must be shorter; 1 where the losses do not say that the last one was too long."""
         if self.alpha == 0.0 or self.is_back:
             return 1.0
         usual = float(np.mean([loss for _, loss in self.losses.values()]))
-        then = [self.losses.get(k, (0, max(usual, self.start_loss))) for k in replies]
+        at_start = float(np.mean([*self.start_losses.values()]))
+        then = [self.losses.get(k, (0, max(usual, at_start))) for k in replies]
         now = float(np.mean([c.loss for c in replies.values()])) - self.settings.floor
         ratio = now / max(float(np.mean([loss for _, loss in then])), usual)
-        age = float(np.mean([round - when for when, _ in then]))
-        rise = 0.2 if self.by_curvature else 1.0
-        return min(max(2.0, math.sqrt(ratio)), 100.0) if ratio > 1.0 + rise * age else 1.0
+        n_steps = max(1.0, float(np.mean([self.depth - depth for depth, _ in then])))
+        if ratio <= 1.0 + (self.allowed_rise(replies) - 1.0) * n_steps:
+            return 1.0
+        return min(max(2.0, math.sqrt(ratio)), 100.0)
 
     def refresh_cache(self, new: dict[int, Cut], round: int) -> None:
         """Keep the new replies, and of the others the newest that are not too old; a hash decides within a round."""

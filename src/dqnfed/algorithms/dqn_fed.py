@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, inf, isfinite, nan
+from math import exp, inf, isfinite, isnan, nan
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -93,7 +93,7 @@ class DQNFed(DescentSettings):
         needs=("gram", "rows where absent clients are cached"),
         clip_fields=("gradient", "rate", "curvature"),
         nan_ok_fields=("rate", "curvature", "probed_curvature", "trial_loss"),
-        theta_fields=("theta", "theta_before"),
+        theta_fields=("theta", "theta_before", "theta_start"),
     )
 
     rates: str = "bfgs"  # bfgs | cauchy | identity | loss | hessian (exact, small models)
@@ -294,7 +294,8 @@ class DQNFed(DescentSettings):
             is_shorter = bool(state.is_back) or (share < 0.5 and cohort.n_clients == K)
             if is_shorter and norm > 0.0:  # with other clients a longer row may have other reasons
                 alpha = min(alpha, float(server.step_norm) / norm)
-            notes = {**notes, "votes": share, "m": self.step_size * exp(float(state.log_m))}
+            notes = {**notes, "m": self.step_size * exp(float(state.log_m))}
+            notes |= {} if isnan(share) else {"votes": share}
         else:
             alpha = length.by_rule(norm, mean_norm, cohort.round)
         if caching.size:

@@ -87,8 +87,8 @@ def mean_step_norm(GG: FloatArray, rates: FloatArray) -> float:
 def loss_ratio(losses: FloatArray, before: FloatArray, *, least: float = 0.0, robust: bool = False) -> float:
     """Return the clients' mean loss over their mean loss `before`, which counts as `least` if it is lower.
 
-    With `robust` no client's loss counts for more than 0.3 K times the median, so that one of them cannot raise the
-    ratio above 1.3.
+    With `robust` no client's loss counts for more than 0.2 K times the median, so that one of them cannot raise the
+    ratio above 1.2.
     """
     if robust:
         losses, before = _held(losses), _held(before)
@@ -101,7 +101,7 @@ def votes_for_longer(along: FloatArray, losses: FloatArray, known: FloatArray) -
 
 
 def _held(losses: FloatArray) -> FloatArray:
-    return np.minimum(losses, max(1.0, 0.3 * len(losses)) * np.median(losses))
+    return np.minimum(losses, max(1.0, 0.2 * len(losses)) * np.median(losses))
 
 
 def growth_limit(step_norm: float, previous_norm: float | None, *, growth: float = 2.0) -> float:

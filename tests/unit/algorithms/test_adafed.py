@@ -25,7 +25,7 @@ def paper_direction(rows: Tensor, rates: Tensor) -> Tensor:
     """Return the direction d of the paper's form, as the server makes it with step_size = 1."""
     K, n = rows.shape
     algorithm = AdaFed(form="paper").prepare(bowl_problem(n), K, K)
-    updates = DescentUpdate(rows, rates, torch.full_like(rates, torch.nan), rates, rows.new_zeros(K, 0))
+    updates = DescentUpdate(rows, rates, loss=rates, curvature=torch.full_like(rates, torch.nan))
     before: Any = algorithm.init_server(bowl_problem(n), K)
     after: Any = algorithm.server_step(before, Replies(updates), cohort_of((1,) * K)).server
     direction: Tensor = -after.theta
@@ -133,13 +133,13 @@ def test_identical_clients_follow_their_common_gradient(form: str) -> None:
     assert float(cosine) == pytest.approx(1.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("step", ["curvature", "line-search"])
-def test_it_is_dqn_fed_with_rates_from_losses(participation: float, step: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "participation"), [("curvature", 1.0), ("line-search", 1.0), ("votes", 1.0), ("votes", 0.5)]
+)
+def test_it_is_dqn_fed_with_rates_from_losses(step: str, participation: float) -> None:
     problem, federation = classes(4)
-    mine = play(AdaFed(step=step), problem, federation, rounds=3, participation=participation)
-    ours_there = DQNFed(step=step, rates="loss", cached_clients=0)
-    theirs = play(ours_there, problem, federation, rounds=3, participation=participation)
+    mine = play(AdaFed(step=step), problem, federation, rounds=6, participation=participation)
+    theirs = play(DQNFed(step=step, rates="loss"), problem, federation, rounds=6, participation=participation)
     for ours, others in zip(mine.thetas, theirs.thetas, strict=True):
         assert torch.equal(ours, others)
     assert not torch.equal(mine.thetas[-1], problem.theta0)
@@ -166,23 +166,28 @@ def test_a_larger_gamma_serves_the_worst_client_more() -> None:
 def test_local_epochs_send_update_and_rate() -> None:
     problem, federation = classes(3)
     algorithm = AdaFed(epochs=2, lr=0.3).prepare(problem, 3, 3)
-    assert (algorithm.local, algorithm.step, algorithm.metric) == ("sgd", "match", "identity")
+    assert (algorithm.local, algorithm.step, algorithm.metric) == ("sgd", "votes", "identity")
     played = play(AdaFed(epochs=2, lr=0.3), problem, federation, rounds=3)
     assert played.records[-1]["loss_after"] < played.records[0]["loss_before"]
     rates = torch.tensor([0.2, 0.9, 0.4], dtype=torch.float64)
     rows = agreeing_rows(3, 6)
-    after: Any = algorithm.server_step(
-        algorithm.init_server(bowl_problem(6), 3), Replies(RatedLocalUpdate(rows, rates)), cohort_of((1, 1, 1))
-    ).server
+    replies = Replies(RatedLocalUpdate(rows, loss=rates, rate=rates))
+    after: Any = algorithm.server_step(algorithm.init_server(bowl_problem(6), 3), replies, cohort_of((1, 1, 1))).server
     step: Tensor = -after.theta
-    assert float(step.norm()) == pytest.approx(float(rows.mean(0).norm()), rel=1e-12)  # FedAvg's length
-    wanted = at_least_step(rows, rates).step
+    squares = rows.square().sum(1)
+    scaled = rates * squares.sum() / rates.sum()  # in units of the updates: only the rates' ratios are meant
+    own = scaled[:, None] / squares[:, None] * rows  # every client's own step reaches its rate alone
+    assert float(step.norm()) == pytest.approx(float(own.mean(0).norm()), rel=1e-12)
+    wanted = at_least_step(rows, rates - 1e-3 * rates.mean()).step
     torch.testing.assert_close(step / step.norm(), wanted / wanted.norm(), rtol=1e-4, atol=1e-5)  # ridge 1e-6
 
 
 def test_one_client_is_fedavg_with_local_epochs() -> None:
+    """Of FedAvg's length in every round with step = "match"; the default starts with it."""
     problem, federation, _ = bowls(1, sizes=[6])
-    mine = play(AdaFed(epochs=3, lr=0.2), problem, federation, rounds=2).thetas[-1]
+    first, theirs = (play(method, problem, federation, rounds=1) for method in (AdaFed(epochs=3), FedAvg(epochs=3)))
+    torch.testing.assert_close(first.thetas[-1], theirs.thetas[-1], rtol=1e-12, atol=1e-14)
+    mine = play(AdaFed(epochs=3, lr=0.2, step="match"), problem, federation, rounds=2).thetas[-1]
     plain = play(FedAvg(epochs=3, lr=0.2), problem, federation, rounds=2).thetas[-1]
     torch.testing.assert_close(mine, plain, rtol=1e-12, atol=1e-14)
 

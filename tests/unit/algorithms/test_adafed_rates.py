@@ -20,13 +20,13 @@ LOSSES = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
 
 def replies(losses: Tensor, gamma: float) -> Replies[DescentUpdate]:
     rows = torch.eye(len(losses), dtype=torch.float64)
-    return Replies(DescentUpdate(rows, losses**gamma, torch.ones_like(losses), losses, rows.new_zeros(len(losses), 0)))
+    return Replies(DescentUpdate(rows, losses**gamma, losses, curvature=torch.ones_like(losses)))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 def test_the_mean_rate_is_the_mean_loss(gamma: float) -> None:
     method = AdaFed(gamma=gamma).prepare(consistent_quadratics(4, 4).problem, 4, 4)
-    rates = method.wanted_rates(replies(LOSSES, gamma), np.ones(4))
+    rates = method.wanted_rates(replies(LOSSES, gamma), np.ones(4), np.zeros(0), LOSSES.numpy())
     assert rates.mean() == pytest.approx(float(LOSSES.mean()))
     np.testing.assert_allclose(rates / rates[0], (LOSSES / LOSSES[0]).numpy() ** gamma)
 

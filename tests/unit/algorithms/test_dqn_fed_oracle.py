@@ -30,7 +30,7 @@ from tests.helpers.play import play
 
 RIDGE = 0.01  # of the softmax regression
 DEFAULTS = Settings()
-NOTES = ("beyond", "retreat", "alpha", "step_norm", "votes", "m")
+NOTES = ("beyond", "retreat", "restart", "alpha", "step_norm", "votes", "m")
 
 
 class Case(NamedTuple):
@@ -59,7 +59,7 @@ GRADIENT_CASES = {
         ("capped", "damped", "damped metric", "forgotten pair", "by curvature", "by growth of alpha"),
         n_hidden=4,
     ),
-    "everybody, a step taken back": Case(1.0, 6, ("retreat", "damped metric"), n_hidden=4, data_seed=5),
+    "everybody, a step taken back": Case(1.0, 6, ("retreat", "damped metric"), n_hidden=4, data_seed=3),
     "everybody, past a Pareto point": Case(
         1.0,
         6,
@@ -105,7 +105,20 @@ GRADIENT_CASES = {
     ),
     "half, with a loss floor": Case(0.5, 8, ("absent", "capped", "too old"), settings=Settings(floor=0.1)),
     "half, long steps": Case(
-        0.5, 8, ("halved m", "fully credited", "beyond"), settings=Settings(step_size=10.0), data_seed=4
+        0.5,
+        8,
+        ("retreat", "halved m", "fully credited", "beyond"),
+        settings=Settings(step_size=10.0),
+        cohort_seed=2,
+    ),
+    "half, back to the start": Case(
+        0.5,
+        8,
+        ("restart", "retreat", "start not known", "slow start", "after a retreat, by growth"),
+        settings=Settings(step_size=30.0),
+        n_hidden=4,
+        data_seed=2,
+        cohort_seed=1,
     ),
     "half, no step beyond": Case(  # the first round is held, and the cache has room for fewer than take part
         0.5,
@@ -141,6 +154,7 @@ GRADIENT_CASES = {
         ("bounded", "evicted", "filled in", "halved m"),
         settings=Settings(ridge=1e-3, rate_bounds=1.5, cached_clients=7, cap=False, step_size=3.0),
         n_hidden=4,
+        cohort_seed=1,
     ),
     "a fifth, old replies": Case(
         0.2, 9, ("too old", "beyond", "beyond, by growth of alpha"), rounds=60, spread=0.5, cohort_seed=1
@@ -183,9 +197,25 @@ LOCAL_CASES = {
         0.2,
         10,
         ("retreat", "after a retreat, by growth", "halved m", "evicted"),
-        settings=Settings(batch_size=5, lr=5.0, cached_clients=4),
+        settings=Settings(batch_size=5, lr=1.0, step_size=5.0, cached_clients=4),
         n_hidden=4,
-        data_seed=3,
+        data_seed=2,
+        cohort_seed=1,
+    ),
+    "a fifth, training that explodes": Case(
+        0.2,
+        10,
+        ("shortened row", "retreat", "halved m", "evicted"),
+        settings=Settings(batch_size=5, lr=5.0, step_size=5.0, cached_clients=4),
+        n_hidden=4,
+        data_seed=1,
+    ),
+    "half, back to the start": Case(
+        0.5,
+        8,
+        ("restart", "shortened row", "start not known", "halved m"),
+        settings=Settings(epochs=3, lr=8.0, step_size=4.0),
+        data_seed=1,
     ),
     "a fifth, no step beyond": Case(
         0.2,
@@ -198,6 +228,20 @@ LOCAL_CASES = {
         n_descents=10,
     ),
     "everybody, batches": Case(1.0, 6, (), settings=Settings(epochs=2, batch_size=5, lr=0.3)),
+    "everybody, most vote against longer steps": Case(
+        1.0,
+        6,
+        ("outvoted, by growth", "beyond, at most the mean step", "beyond, by growth of alpha"),
+        settings=Settings(epochs=3, lr=0.5, step_size=4.0),
+        data_seed=6,
+    ),
+    "everybody, back to the start": Case(
+        1.0,
+        6,
+        ("restart", "shortened row", "outvoted, by growth"),
+        settings=Settings(epochs=3, lr=8.0, step_size=4.0),
+        data_seed=12,
+    ),
     "everybody, long steps": Case(
         1.0,
         6,
@@ -208,10 +252,16 @@ LOCAL_CASES = {
 }
 ADAFED_CASES = {
     "everybody": Case(
-        1.0, 6, ("beyond", "spares the worst"), settings=Settings(rates="loss", cap=False, gamma=0.5), data_seed=1
+        1.0, 6, ("beyond", "spares the worst"), settings=Settings(rates="loss", cap=False, gamma=0.5), data_seed=2
     ),
     "everybody, a step taken back": Case(
-        1.0, 6, ("retreat",), settings=Settings(rates="loss", cap=False, gamma=2.0), n_hidden=4, data_seed=4
+        1.0,
+        6,
+        ("retreat",),
+        settings=Settings(rates="loss", cap=False, gamma=2.0, growth=8.0),
+        n_hidden=4,
+        scale=2.5,
+        data_seed=2,
     ),
     "half": Case(
         0.5,
@@ -225,6 +275,7 @@ ADAFED_CASES = {
         ("bounded", "halved m", "fully credited"),
         settings=Settings(rates="loss", cap=False, gamma=2.0, batch_size=5, lr=3.0, rate_bounds=3.0),
         n_hidden=4,
+        cohort_seed=2,
     ),
 }
 CASES = {

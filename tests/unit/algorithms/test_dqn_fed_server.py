@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.parts.messages import DescentUpdate, LocalUpdate, Trial, TrialUpdate
-from dqnfed.core.algorithm import Cohort
+from dqnfed.core.algorithm import Cohort, Status
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
+from tests.helpers.baselines import classes
+from tests.helpers.play import play
 from tests.helpers.quadratic_clients import consistent_quadratics
+from tests.helpers.rows import agreeing_rows, gaussian_rows
 
 ORTHOGONAL = torch.tensor([[3.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.2, 0.0, -0.1]], dtype=torch.float64)
 
@@ -31,16 +35,20 @@ def gradients(rows: Tensor, *, rates: Tensor | None = None) -> Replies[DescentUp
     """Return the replies of clients whose rates are their gradients' squares and whose losses are large."""
     wanted = rows.square().sum(1) if rates is None else rates
     numbers = torch.ones_like(wanted)
-    return Replies(DescentUpdate(rows, wanted, numbers, 100.0 * numbers, rows.new_zeros(len(rows), 0)))
+    return Replies(DescentUpdate(rows, wanted, loss=100.0 * numbers, curvature=numbers))
+
+
+def local_updates(rows: Tensor, losses: Tensor | None = None) -> Replies[LocalUpdate]:
+    return Replies(LocalUpdate(rows, torch.ones(len(rows), dtype=torch.float64) if losses is None else losses))
 
 
 def test_orthogonal_updates_of_local_sgd_give_fedavgs_step() -> None:
     """With g_k'u = ||g_k||^2 for orthogonal g_k, u is their sum: the direction of their mean, whose length it gets."""
-    problem = problem_of()
-    method = DQNFed(epochs=2, ridge=0.0).prepare(problem, 3, 3)
+    problem, rows = problem_of(), 0.1 * ORTHOGONAL  # none is longer than the model
+    method = DQNFed(epochs=2, ridge=0.0, beyond="stop").prepare(problem, 3, 3)
     server: Any = method.init_server(problem, 3)
-    moved: Any = method.server_step(server, Replies(LocalUpdate(ORTHOGONAL)), everybody(3)).server
-    torch.testing.assert_close(server.theta - moved.theta, ORTHOGONAL.mean(0))
+    moved: Any = method.server_step(server, local_updates(rows), everybody(3)).server
+    torch.testing.assert_close(server.theta - moved.theta, rows.mean(0))
 
 
 @pytest.mark.parametrize("constraint", ["at-least", "exactly"])
@@ -48,7 +56,8 @@ def test_orthogonal_updates_of_local_sgd_give_fedavgs_step() -> None:
 def test_a_ridge_shortens_the_step_for_orthogonal_gradients(constraint: str, ridge: float) -> None:
     """The Gramian of the unit rows is the identity, so that the ridge divides every weight by 1 + ridge."""
     problem = problem_of()
-    method = DQNFed(constraint=constraint, ridge=ridge, metric="identity", step="paper").prepare(problem, 3, 3)
+    settings: dict[str, Any] = {"constraint": constraint, **({"beyond": "stop"} if constraint == "at-least" else {})}
+    method = DQNFed(**settings, ridge=ridge, metric="identity", step="paper").prepare(problem, 3, 3)
     server: Any = method.init_server(problem, 3)
     moved: Any = method.server_step(server, gradients(ORTHOGONAL), everybody(3)).server
     torch.testing.assert_close(server.theta - moved.theta, ORTHOGONAL.sum(0) / (1.0 + ridge))
@@ -88,3 +97,191 @@ def test_batches_alone_make_the_local_work_sgd() -> None:
     assert DQNFed(epochs=2).prepare(problem, 3, 3).local == "sgd"
     assert DQNFed().prepare(problem, 3, 3).local == "gradient"
     assert replace(DQNFed(), local="gradient", epochs=2).prepare(problem, 3, 3).local == "gradient"
+
+
+# ------------------------------------------------------------------------------------------ training that explodes
+
+
+def of_clients(*clients: int, n_clients: int, round: int) -> Cohort:
+    return Cohort(torch.tensor(clients), torch.full((len(clients),), 10), n_clients, round)
+
+
+def drawn(size: int, n_clients: int, round: int) -> Cohort:
+    """Return a cohort that changes from round to round."""
+    return of_clients(*sorted((round + j) % n_clients for j in range(size)), n_clients=n_clients, round=round)
+
+
+@pytest.mark.parametrize("size", [1, 2, 6])
+@pytest.mark.parametrize("blow_up", [1.0, 1e3, 1e12])
+@pytest.mark.parametrize("step_size", [0.5, 4.0])
+def test_no_reply_moves_the_model_by_more_than_m_times_its_length(size: int, blow_up: float, step_size: float) -> None:
+    problem = problem_of(8)
+    method = DQNFed(epochs=2, step_size=step_size).prepare(problem, 6, size)
+    server: Any = method.init_server(problem, 6)
+    for round in range(12):
+        rows = agreeing_rows(size, 8, seed=round)
+        rows[round % size] *= blow_up
+        losses = torch.full((size,), 0.9**round, dtype=torch.float64)  # nothing is wrong with these: no step goes back
+        step: Any = method.server_step(server, local_updates(rows, losses), drawn(size, 6, round))
+        longest = step.diagnostics["m"] * float(server.theta.norm())
+        assert float((step.server.theta - server.theta).norm()) <= longest * (1 + 1e-12)
+        server = step.server
+
+
+def test_a_model_change_longer_than_the_model_counts_at_the_models_length() -> None:
+    """As if the client had sent it so; others are as they are, and a model of zeros has no length to compare with."""
+    problem = problem_of()
+    method = DQNFed(epochs=2).prepare(problem, 3, 3)
+    server: Any = method.init_server(problem, 3)
+    length = float(server.theta.norm())
+    rows = torch.stack([1e6 * ORTHOGONAL[0], 0.9 * length * ORTHOGONAL[1], ORTHOGONAL[2]])
+    shortened = rows.clone()
+    shortened[0] *= length / rows[0].norm()
+    found, expected = (
+        method.server_step(server, local_updates(r), everybody(3)).server.theta for r in (rows, shortened)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    nowhere = server._replace(theta=0.0 * server.theta, theta_before=0.0 * server.theta)
+    step: Any = method.server_step(nowhere, local_updates(rows), everybody(3))
+    assert step.diagnostics["step_norm"] == pytest.approx(float(rows.mean(0).norm()))
+
+
+def test_gradients_are_no_model_changes_and_have_any_length() -> None:
+    """Theta is 0.001 long, the gradients are 1000 times as long, and so are the rates."""
+    problem = replace(problem_of(), theta0=1e-3 * problem_of().theta0)
+    method = DQNFed(step="votes", ridge=0.0, beyond="stop").prepare(problem, 3, 3)
+    server: Any = method.init_server(problem, 3)
+    step: Any = method.server_step(server, gradients(ORTHOGONAL), everybody(3))
+    assert step.diagnostics["step_norm"] == pytest.approx(float(ORTHOGONAL.mean(0).norm()))
+
+
+def test_a_run_whose_clients_overshoot_keeps_the_bound() -> None:
+    """Large features and a learning rate of 10: most local trainings end farther from the model than its own length."""
+    problem, federation = classes(6)
+    wild = replace(federation, train=federation.train._replace(inputs=30.0 * federation.train.inputs))
+    played = play(DQNFed(epochs=2, lr=10.0), problem, wild, rounds=12, participation=0.5)
+    shares = []
+    for t, record in enumerate(played.records):
+        found = record["diagnostics"]
+        if not {"retreat", "restart"} & found.keys():
+            moved = float((played.thetas[t + 1] - played.thetas[t]).norm())
+            shares.append(moved / (found["m"] * float(played.thetas[t].norm())))
+    assert 0.2 < max(shares) <= 1 + 1e-12
+
+
+# ------------------------------------------------------------------------------------------ back to the start
+
+
+def stepped(method: DQNFed, server: Any, losses: list[float], *clients: int, n_clients: int, round: int) -> Any:
+    """Return the server's step after replies that agree, with these losses."""
+    replies = local_updates(0.05 * agreeing_rows(len(losses), 8, seed=round), torch.tensor(losses, dtype=torch.float64))
+    return method.server_step(server, replies, of_clients(*clients, n_clients=n_clients, round=round))
+
+
+def known_run(*levels: float, n_clients: int = 4) -> tuple[DQNFed, list[Any]]:
+    """Return the steps of rounds in which clients 0 to 3 have these losses; with four clients everybody is here."""
+    problem = problem_of(8)
+    method = DQNFed(epochs=2).prepare(problem, n_clients, 4)
+    server: Any = method.init_server(problem, n_clients)
+    steps = []
+    for round, level in enumerate(levels):
+        steps.append(stepped(method, server, [level] * 4, 0, 1, 2, 3, n_clients=n_clients, round=round))
+        server = steps[-1].server
+    return method, steps
+
+
+RISES = {4: (1.0, 1.1, 1.15, 1.25), 12: (1.0, 1.5, 1.95, 2.05)}  # from round to round no jump, but all in all too much
+
+
+@pytest.mark.parametrize("n_clients", RISES)
+def test_a_run_that_is_above_its_start_returns_there(n_clients: int) -> None:
+    """To the bit, with nothing cached and no losses known; m is a quarter, and the next step no longer than that."""
+    start = problem_of(8).theta0
+    method, steps = known_run(*RISES[n_clients], n_clients=n_clients)
+    before, back = steps[-2], steps[-1]
+    assert ["restart" in step.diagnostics for step in steps] == [False, False, False, True]
+    assert not any("retreat" in step.diagnostics for step in steps)
+    assert back.status is Status.NEXT
+    assert torch.equal(back.server.theta, start)
+    assert not torch.equal(before.server.theta, start)
+    assert len(back.server.cache.rows) == len(back.server.cache.client) == 0
+    assert bool(back.server.votes.losses.isnan().all())
+    last = before.server
+    assert float(back.server.votes.log_m) == pytest.approx(float(last.votes.log_m) - math.log(4.0))
+    again: Any = stepped(method, back.server, [1.0] * 4, 0, 1, 2, 3, n_clients=n_clients, round=9)
+    assert again.diagnostics["m"] == pytest.approx(before.diagnostics["m"] / 4.0)
+    assert again.diagnostics["step_norm"] <= float(last.step_norm) / 4.0 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("n_clients", RISES)
+def test_after_a_return_nothing_is_taken_back_but_a_later_rise_is(n_clients: int) -> None:
+    method, steps = known_run(*RISES[n_clients], n_clients=n_clients)
+    first: Any = stepped(method, steps[-1].server, [1e6] * 4, 0, 1, 2, 3, n_clients=n_clients, round=9)
+    assert not {"restart", "retreat"} & first.diagnostics.keys()  # this is the start itself, whatever is said of it
+    fine: Any = stepped(method, steps[-1].server, [1.0] * 4, 0, 1, 2, 3, n_clients=n_clients, round=9)
+    later: Any = stepped(method, fine.server, [3.0] * 4, 0, 1, 2, 3, n_clients=n_clients, round=10)
+    assert "restart" in later.diagnostics
+    assert torch.equal(later.server.theta, problem_of(8).theta0)
+
+
+def test_a_step_taken_back_is_followed_by_no_return() -> None:
+    """Losses jump, the step goes back, and the same high losses there are no reason to go further."""
+    method, steps = known_run(1.0, 0.5, n_clients=12)
+    jumped: Any = stepped(method, steps[-1].server, [1.9] * 4, 0, 1, 2, 3, n_clients=12, round=2)
+    assert "retreat" in jumped.diagnostics
+    assert torch.equal(jumped.server.theta, steps[0].server.theta)
+    after: Any = stepped(method, jumped.server, [50.0] * 4, 0, 1, 2, 3, n_clients=12, round=3)
+    assert not {"restart", "retreat"} & after.diagnostics.keys()
+
+
+def test_nobody_whose_loss_at_the_start_is_not_known_sends_the_run_back_there() -> None:
+    """Clients 4 to 7 come later, and slowly get far above everything that was seen at the start."""
+    method, steps = known_run(1.0, n_clients=12)
+    server, n_rounds = steps[-1].server, 12
+    for round in range(1, n_rounds):
+        losses = [1.8**round] * 4
+        step: Any = stepped(method, server, losses, 4, 5, 6, 7, n_clients=12, round=round)
+        assert "restart" not in step.diagnostics
+        server = step.server
+    with_one_that_is_fine = stepped(method, server, [1.0, *[1e9] * 3], 0, 4, 5, 6, n_clients=12, round=n_rounds)
+    assert "restart" not in with_one_that_is_fine.diagnostics
+
+
+# ------------------------------------------------------------------------------------------ lengths that are limited
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("step_size", [0.25, 1.0, 6.0])
+def test_a_step_beyond_a_pareto_point_is_at_most_the_mean_step_long(seed: int, step_size: float) -> None:
+    """The last row opposes the sum of the others: no step is for everybody; one of m times the mean step is shorter."""
+    problem = problem_of(2)
+    method = DQNFed(epochs=2, step_size=step_size).prepare(problem, 6, 6)
+    others = 0.01 * gaussian_rows(5, 2, seed=seed)
+    rows = torch.cat([others, -0.8 * others.sum(0, keepdim=True)])
+    step: Any = method.server_step(method.init_server(problem, 6), local_updates(rows), everybody(6))
+    assert step.diagnostics["beyond"] == 1.0
+    expected = min(step_size, 1.0) * float(rows.mean(0).norm())
+    assert step.diagnostics["step_norm"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("n_for", "is_limited"), [(0, True), (1, True), (2, False), (3, False), (4, False)])
+@pytest.mark.parametrize("n_clients", [4, 12])
+def test_with_everybody_present_a_minority_makes_no_step_longer(n_for: int, is_limited: bool, n_clients: int) -> None:
+    """In the second round all rows are ten times as long, and n_for of four still point along the last step."""
+    problem = replace(problem_of(8), theta0=10.0 * problem_of(8).theta0)
+    method = DQNFed(epochs=2).prepare(problem, n_clients, 4)
+    present = of_clients(0, 1, 2, 3, n_clients=n_clients, round=1)
+    first: Any = method.server_step(
+        method.init_server(problem, n_clients),
+        local_updates(0.1 * torch.eye(8, dtype=torch.float64)[:4]),
+        of_clients(0, 1, 2, 3, n_clients=n_clients, round=0),
+    )
+    signs = torch.where(torch.arange(4) < n_for, 1.0, -1.0).double()
+    rows = torch.eye(8, dtype=torch.float64)[:4] * signs[:, None]
+    second: Any = method.server_step(first.server, local_updates(rows), present)
+    assert second.diagnostics["votes"] == n_for / 4
+    assert second.diagnostics["beyond"] == 0.0
+    before, after = first.diagnostics["step_norm"], second.diagnostics["step_norm"]
+    free = second.diagnostics["m"] * float(rows.mean(0).norm())
+    assert free > before
+    assert after == pytest.approx(before if is_limited and n_clients == 4 else free)

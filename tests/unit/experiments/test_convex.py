@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dqnfed.algorithms import REGISTRY
+from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.experiments.convex import Entry, all_entries, as_records, chosen, text_table, traced, workbench, write_json
 from dqnfed.experiments.convex_problems import (
     INTERPOLATION,
@@ -122,7 +123,7 @@ def test_json_has_a_cost_for_every_gap(tmp_path: Path) -> None:
 
 def test_dqn_fed_ends_near_the_pareto_set_with_everybody_better_off() -> None:
     convex = convex_problem(SYNTHETIC)
-    method = REGISTRY["dqn-fed"](step="line-search", beyond="stop")
+    method = DQNFed(step="line-search", beyond="stop")
     trace = traced(convex, "dqn-fed", Entry(method, max_rounds=100))
     assert trace.improved_share == 1.0
     assert trace.least_decrease > 0

@@ -177,11 +177,11 @@ def test_losses_are_compared_by_their_means() -> None:
 
 @pytest.mark.parametrize("K", [1, 2, 3, 4, 7, 20, 100])
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e9])
-def test_one_loss_raises_the_robust_ratio_by_three_tenths_at_most(K: int, value: float) -> None:
+def test_one_loss_raises_the_robust_ratio_by_a_fifth_at_most(K: int, value: float) -> None:
     """All losses are 1 before; K >= 3: with two clients the median is moved by one of them."""
     losses = np.where(np.arange(K) == 0, value, 1.0)
     if K >= 3:
-        assert loss_ratio(losses, np.ones(K), robust=True) <= 1.3 + 1e-12
+        assert loss_ratio(losses, np.ones(K), robust=True) <= 1.2 + 1e-12
     assert loss_ratio(3.0 * np.ones(K), np.ones(K), robust=True) == pytest.approx(3.0)  # a rise of all shows
 
 

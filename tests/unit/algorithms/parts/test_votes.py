@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dqnfed.algorithms.parts.length import Votes
 from dqnfed.algorithms.parts.messages import VotesState
+from dqnfed.algorithms.parts.votes import Votes
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray
 
@@ -18,17 +18,22 @@ NAN = math.nan
 N_CLIENTS = 20
 
 
-def cohort(n: int = 4, *, round: int = 5, n_clients: int = N_CLIENTS, first: int = 0) -> Cohort:
-    return Cohort(torch.arange(first, first + n), torch.ones(n), n_clients, round)
+def cohort(n: int = 4, *, n_clients: int = N_CLIENTS, first: int = 0) -> Cohort:
+    return Cohort(torch.arange(first, first + n), torch.ones(n), n_clients, 5)
 
 
-def after_a_step(
-    *losses: float, votes: Votes | None = None, round: int = 4, floor: float = 0.0, n_clients: int = N_CLIENTS
-) -> VotesState:
-    """Return the state after a step with alpha 0.5; the first clients replied with these losses in the round."""
-    votes = votes or Votes()
-    state = votes.init(n_clients, floor)._replace(alpha=torch.tensor(0.5, dtype=torch.float64))
-    return votes.record(state, np.array(losses), cohort(len(losses), round=round))
+def stepped(state: VotesState, n_steps: int = 1) -> VotesState:
+    """Return the state so many steps later, the last with alpha 0.5."""
+    return state._replace(
+        depth=state.depth + n_steps, alpha=torch.tensor(0.5, dtype=torch.float64), is_back=torch.tensor(False)
+    )
+
+
+def after_a_step(*losses: float, floor: float = 0.0, n_clients: int = N_CLIENTS, n_steps: int = 1) -> VotesState:
+    """Return the state some steps after the first clients replied with these losses, at the start model."""
+    votes = Votes()
+    state = votes.record(votes.init(n_clients, floor), np.array(losses), cohort(len(losses)))
+    return stepped(state, n_steps)
 
 
 def counted(
@@ -143,7 +148,7 @@ def length(votes: Votes, state: VotesState, ratio: float, **given: Any) -> float
 def test_a_step_is_m_times_the_clients_mean_step() -> None:
     state = after_a_step(1.0)._replace(log_m=torch.tensor(math.log(3.0), dtype=torch.float64))
     assert length(Votes(), state, 0.25) == pytest.approx(0.75)
-    assert length(Votes(start=2.0), state, 0.25) == pytest.approx(1.5)
+    assert length(Votes(first_m=2.0), state, 0.25) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -171,28 +176,92 @@ def test_past_a_pareto_point_alpha_at_most_doubles() -> None:
     assert length(Votes(), Votes().init(4, 0.0), 5.0, beyond=True) == 5.0  # there was no step yet
 
 
+@pytest.mark.parametrize("first_m", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("log_m", [-2.0, -0.1, 0.0, 0.1, 5.0])
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 0.9])
+def test_past_a_pareto_point_a_step_is_at_most_as_long_as_the_clients_mean_step(
+    first_m: float, log_m: float, ratio: float
+) -> None:
+    """alpha over the ratio is the step over the mean step; one that m makes shorter is as short as anywhere."""
+    state = Votes().init(4, 0.0)._replace(log_m=torch.tensor(log_m, dtype=torch.float64))
+    votes = Votes(first_m=first_m)
+    found, free = length(votes, state, ratio, beyond=True), length(votes, state, ratio)
+    assert free == pytest.approx(first_m * math.exp(log_m) * ratio)
+    assert found == pytest.approx(min(free, ratio))
+
+
 # ------------------------------------------------------------------------------------------ losses
 
 
-def test_losses_are_kept_by_client_with_their_round() -> None:
+def test_losses_are_kept_by_client_with_the_steps_before_them() -> None:
     votes = Votes()
-    state = votes.record(votes.init(6, 0.5), np.array([2.5, 3.5]), cohort(2, round=3, first=1))
-    later = votes.record(state, np.array([1.0]), cohort(1, round=8, first=2))
+    state = votes.record(stepped(votes.init(6, 0.5), 3), np.array([2.5, 3.5]), cohort(2, n_clients=6, first=1))
+    later = votes.record(stepped(state, 5), np.array([1.0]), cohort(1, n_clients=6, first=2))
     np.testing.assert_array_equal(later.losses, [NAN, 2.0, 0.5, NAN, NAN, NAN])
-    assert later.rounds.tolist() == [0, 3, 8, 0, 0, 0]
-    assert float(state.start) == float(later.start) == 2.5  # the mean of the first round
+    assert later.depths.tolist() == [0, 3, 8, 0, 0, 0]
     np.testing.assert_array_equal(state.losses, [NAN, 2.0, 3.0, NAN, NAN, NAN])  # an earlier state stays as it was
+    assert later.starts.isnan().all()  # nobody replied at the start model
 
 
-@pytest.mark.parametrize("retreat", [2.0, 1.2])
-@pytest.mark.parametrize("age", [1, 2, 7])
-def test_a_step_is_taken_back_if_losses_jump_by_more_than_they_may_in_the_time(retreat: float, age: int) -> None:
-    votes, state = Votes(retreat=retreat), after_a_step(1.0, 1.0, 3.0, 3.0, round=4)
-    limit = 1.0 + (retreat - 1.0) * age
-    losses = np.array([2.0, 0.0, 2.0, 4.0])  # the mean is the same
+def test_losses_at_the_start_model_are_those_of_replies_there() -> None:
+    """Two rounds before the first step, and replies after it."""
+    votes = Votes()
+    state = votes.record(votes.init(6, 0.5), np.array([2.5, 3.5]), cohort(2, n_clients=6))
+    state = votes.record(state, np.array([4.5]), cohort(1, n_clients=6, first=2))
+    later = votes.record(stepped(state), np.array([1.0, 1.0, 1.0]), cohort(3, n_clients=6, first=1))
+    np.testing.assert_array_equal(later.starts, [2.0, 3.0, 4.0, NAN, NAN, NAN])
+    np.testing.assert_array_equal(later.losses, [2.0, 0.5, 0.5, 0.5, NAN, NAN])
+
+
+@pytest.mark.parametrize(("K", "jump"), [(4, 2.0), (N_CLIENTS - 1, 2.0), (N_CLIENTS, 1.2)])
+@pytest.mark.parametrize("n_steps", [1, 2, 7])
+def test_a_step_is_taken_back_if_losses_jump_by_more_than_the_steps_since_allow(
+    K: int, jump: float, n_steps: int
+) -> None:
+    """By 1 a step, and by 0.2 if everybody is here, since the draw of the clients changes nothing then."""
+    votes, draw = Votes(), np.random.default_rng(K)
+    state = after_a_step(*draw.permutation(np.linspace(1.0, 3.0, K)), n_steps=n_steps)
+    limit, losses = 1.0 + (jump - 1.0) * n_steps, draw.permutation(np.linspace(0.0, 4.0, K))  # the mean is the same
     for factor, is_taken_back in ((limit - 1e-6, False), (limit + 1e-6, True)):
-        found = votes.retreat_by(state, factor * losses, cohort(round=4 + age))
+        found = votes.retreat_by(state, factor * losses, cohort(K))
         assert (found > 1.0) is is_taken_back
+
+
+def test_the_steps_are_averaged_over_the_cohort() -> None:
+    """Two clients replied one step ago, two three steps ago: two steps allow for a rise to 3."""
+    votes = Votes()
+    state = stepped(votes.record(votes.init(N_CLIENTS, 0.0), np.ones(4), cohort(4)), 2)
+    state = stepped(votes.record(state, np.ones(2), cohort(2)))
+    for loss, is_taken_back in ((2.99, False), (3.01, True)):
+        assert (votes.retreat_by(state, np.full(4, loss), cohort(4)) > 1.0) is is_taken_back
+
+
+def test_a_step_that_was_taken_back_gives_losses_no_room() -> None:
+    """Step, back, step: one step lies between the reply and now, though three rounds do."""
+    votes = Votes()
+    once = after_a_step(*[1.0] * 4)
+    again = stepped(votes.shortened(once, 2.0))
+    assert int(again.depth) == int(once.depth) == 1
+    for loss, is_taken_back in ((1.99, False), (2.01, True)):
+        for state in (once, again):
+            assert (votes.retreat_by(state, np.full(4, loss), cohort(4)) > 1.0) is is_taken_back
+
+
+@pytest.mark.parametrize("n_clients", [4, N_CLIENTS])
+def test_rounding_is_no_reason_to_take_a_step_back(n_clients: int) -> None:
+    """A round was held: the same clients are asked at the same model, and add up their examples in another order."""
+    votes = Votes()
+    state = votes.record(after_a_step(*[1.0] * 4, n_clients=n_clients), np.full(4, 0.9), cohort(n_clients=n_clients))
+    assert votes.retreat_by(state, np.full(4, 0.9 * (1 + 1e-6)), cohort(n_clients=n_clients)) == 1.0
+
+
+def test_rounds_without_a_step_give_losses_no_room() -> None:
+    """Other clients were asked and nothing was done: what is allowed is what one step is allowed."""
+    votes, state = Votes(), after_a_step(*[1.0] * 4)
+    for first in (8, 12, 16):
+        state = votes.record(state, np.ones(4), cohort(4, first=first))
+    assert votes.retreat_by(state, np.full(4, 1.99), cohort(4)) == 1.0
+    assert votes.retreat_by(state, np.full(4, 2.01), cohort(4)) > 1.0
 
 
 @pytest.mark.parametrize(
@@ -205,15 +274,14 @@ def test_the_next_step_is_shorter_by_the_root_of_the_jump(rise: float, factor: f
 
 
 def test_losses_of_new_clients_are_compared_with_those_at_the_start() -> None:
-    """Which were 2, and are 1 now: a new client at 3.9 shows no jump, one at 4.1 does."""
+    """Which were 2, and are 1 now: one step on a new client at 3.9 shows no jump, one at 4.1 does."""
     votes = Votes()
-    state = votes.record(votes.init(N_CLIENTS, 0.0), np.full(4, 2.0), cohort(round=0))
-    state = votes.record(state, np.ones(4), cohort(round=1))._replace(alpha=torch.tensor(0.5))
+    state = stepped(votes.record(votes.init(N_CLIENTS, 0.0), np.full(4, 2.0), cohort()))
+    known = votes.record(state, np.ones(4), cohort())
     for loss, is_taken_back in ((3.9, False), (4.1, True)):
-        found = votes.retreat_by(state, np.full(4, loss), cohort(round=1, first=8))
+        found = votes.retreat_by(known, np.full(4, loss), cohort(first=8))
         assert (found > 1.0) is is_taken_back
-    later = votes.retreat_by(state, np.full(4, 4.1), cohort(round=2, first=8))
-    assert later == 1.0  # two rounds allow for more
+    assert votes.retreat_by(stepped(known), np.full(4, 4.1), cohort(first=8)) == 1.0  # two steps allow for more
 
 
 def test_a_cohort_of_small_losses_may_rise_to_what_is_usual() -> None:
@@ -229,10 +297,54 @@ def test_no_step_is_taken_back_twice() -> None:
     assert float(back.log_m) == pytest.approx(-math.log(4.0))
     assert bool(back.is_back)
     assert votes.retreat_by(back, np.full(4, 1e9), cohort()) == 1.0
+    assert not votes.is_above_start(back, np.full(4, 1e9), cohort())
     first = votes.init(N_CLIENTS, 0.0)
     assert votes.retreat_by(first, np.full(4, 1e9), cohort()) == 1.0  # there is nothing to take back
     low = state._replace(log_m=torch.tensor(-8.5, dtype=torch.float64))
     assert float(votes.shortened(low, 100.0).log_m) == -9.0
+
+
+# ------------------------------------------------------------------------------------------ above the start
+
+
+@pytest.mark.parametrize(("K", "jump"), [(4, 2.0), (N_CLIENTS - 1, 2.0), (N_CLIENTS, 1.2)])
+@pytest.mark.parametrize("n_steps", [1, 50])
+def test_losses_clearly_above_those_at_the_start_say_so_however_many_steps_later(
+    K: int, jump: float, n_steps: int
+) -> None:
+    votes, starts = Votes(), np.linspace(1.0, 3.0, K)
+    state = after_a_step(*starts, n_steps=n_steps)
+    state = stepped(votes.record(state, np.full(K, 100.0), cohort(K)))  # what they were on the way has no part in it
+    for factor, is_above in ((jump - 1e-6, False), (jump + 1e-6, True), (math.inf, True), (NAN, True)):
+        assert votes.is_above_start(state, factor * starts[::-1], cohort(K)) is is_above
+
+
+def test_clients_whose_loss_at_the_start_is_not_known_have_no_part_in_that() -> None:
+    """Clients 0 to 3 replied at the start, 4 to 7 after a step."""
+    votes = Votes()
+    state = after_a_step(*[1.0] * 4)
+    state = stepped(votes.record(state, np.ones(4), cohort(first=4)))
+    huge, fine, bad = [1e9] * 2, [1.9] * 2, [2.1] * 2
+    assert not votes.is_above_start(state, np.array(fine + huge), cohort(first=2))
+    assert not votes.is_above_start(state, np.array(huge + huge), cohort(first=4))
+    assert not votes.is_above_start(state, np.array(huge + huge), cohort(first=8))
+    assert votes.is_above_start(state, np.array(bad + [0.0] * 2), cohort(first=2))
+
+
+def test_at_the_start_nothing_is_above_it() -> None:
+    """Before the first step, and after one that was taken back."""
+    votes, jumped = Votes(), np.full(4, 1e9)
+    state = votes.record(votes.init(N_CLIENTS, 0.0), np.ones(4), cohort())
+    assert not votes.is_above_start(state, jumped, cohort())
+    assert votes.is_above_start(stepped(state), jumped, cohort())
+    assert not votes.is_above_start(votes.shortened(stepped(state), 2.0), jumped, cohort())
+
+
+def test_losses_at_the_start_count_from_their_floor() -> None:
+    """From 1.0 to 1.25 is a rise by a quarter, above a floor of 0.9 it is 3.5-fold."""
+    for floor, is_above in ((0.0, False), (0.9, True)):
+        state = after_a_step(*[1.0] * 4, floor=floor)
+        assert Votes().is_above_start(state, np.full(4, 1.25), cohort()) is is_above
 
 
 # ------------------------------------------------------------------------------------------ false losses
@@ -244,14 +356,15 @@ def false_losses(K: int, value: float) -> list[FloatArray]:
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e3, 1e12])
-@pytest.mark.parametrize(("K", "retreat"), [(3, 2.0), (5, 2.0), (10, 2.0), (50, 2.0), (4, 1.2), (8, 1.2)])
-def test_one_false_loss_takes_no_step_back_and_does_not_halve_m(K: int, retreat: float, value: float) -> None:
-    votes = Votes(robust=True, retreat=retreat)
-    state = after_a_step(*(1.0 + 0.02 * np.arange(K)), n_clients=K)
-    present = cohort(K, n_clients=K)
+@pytest.mark.parametrize(("K", "n_clients"), [(3, 50), (5, 50), (10, 50), (50, 51), (4, 4), (8, 8), (30, 30)])
+def test_one_false_loss_takes_no_step_back_and_does_not_halve_m(K: int, n_clients: int, value: float) -> None:
+    votes = Votes(robust=True)
+    state = after_a_step(*(1.0 + 0.02 * np.arange(K)), n_clients=n_clients)
+    present = cohort(K, n_clients=n_clients)
     for losses in false_losses(K, value):
         assert votes.retreat_by(state, losses, present) == 1.0
-        after, share = votes.counted(state, np.ones(K), losses, present, 9, K)
+        assert not votes.is_above_start(state, losses, present)
+        after, share = votes.counted(state, np.ones(K), losses, present, 9, max(K, 10))
         assert K * share >= K - 1 - 1e-9
         assert float(after.log_m) == pytest.approx(0.3 * (share - 0.5))
 
