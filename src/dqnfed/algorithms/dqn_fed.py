@@ -291,9 +291,9 @@ class DQNFed(DescentSettings):
             state, share = votes.counted(state, rows.along, losses, cohort, n_steps, n_known)
             ratio, known = mean_norm / norm if norm > 0.0 else 0.0, {"n_steps": n_steps, "n_known": n_known}
             alpha = votes.length(state, ratio, beyond=found.beyond, **known, cohort=cohort)
-            is_shorter = bool(state.is_back) or (share < 0.5 and cohort.n_clients == K)
-            if is_shorter and norm > 0.0:  # with other clients a longer row may have other reasons
-                alpha = min(alpha, float(server.step_norm) / norm)
+            most = votes.longest(state, share, cohort)
+            if isfinite(most) and norm > 0.0:
+                alpha = min(alpha, most * float(server.step_norm) / norm)
             notes = {**notes, "m": self.step_size * exp(float(state.log_m))}
             notes |= {} if isnan(share) else {"votes": share}
         else:

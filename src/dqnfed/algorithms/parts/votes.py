@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isfinite, log, nan, sqrt
+from math import exp, inf, isfinite, isnan, log, nan, sqrt
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ GAIN = 0.3  # of log m by the votes, 1 / t after step t < 4: a factor of e^0.15 
 LIMIT = 9.0  # of |log m|
 RISE = 1.3  # of the losses of clients that were here before: above it m is halved
 JUMP_ALL, JUMP = 1.2, 2.0  # of losses by one step, with all clients and with part of them: above it the step goes back
+GROWTH = 3.0  # of a step by its successor at most, with all clients
 FEW = 10  # clients, or all: until so many are known m does not rise above its start
 
 
@@ -61,13 +62,16 @@ class Votes:
         return min(max(2.0, sqrt(ratio)), 100.0) if isfinite(ratio) else 100.0
 
     def is_above_start(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> bool:
-        """Return whether the losses are clearly above those of the same clients at the start model."""
-        starts = state.starts[cohort.clients].numpy()
+        """Return whether losses now and at the last replies are clearly above the same clients' at the start model.
+
+        Where they were low until the last step, it is enough to take that step back.
+        """
+        starts, before = state.starts[cohort.clients].numpy(), state.losses[cohort.clients].numpy()
         known = np.isfinite(starts)
         if not self._can_go_back(state) or not known.any():
             return False
-        now = losses[known] - float(state.floor)
-        return not loss_ratio(now, starts[known], robust=self.robust) <= _jump(cohort)
+        lower = np.fmin(losses - float(state.floor), before)[known]  # NaN: no reply since the last restart
+        return not loss_ratio(lower, starts[known], robust=self.robust) <= _jump(cohort)
 
     def _can_go_back(self, state: VotesState) -> bool:
         return float(state.alpha) > 0.0 and not bool(state.is_back)
@@ -93,6 +97,17 @@ class Votes:
             log_m -= log(2.0)
         highest = LIMIT if n_known >= min(cohort.n_clients, FEW) else 0.0
         return state._replace(log_m=torch.tensor(min(max(log_m, -LIMIT), highest), dtype=torch.float64)), share
+
+    def longest(self, state: VotesState, share: float, cohort: Cohort) -> float:
+        """Return how many times the last step the next may be; inf: there was none, or it says nothing.
+
+        With part of the clients a longer step may have other reasons than a bad one before.
+        """
+        if bool(state.is_back):
+            return 1.0
+        if isnan(share) or len(cohort.clients) < cohort.n_clients:
+            return inf
+        return share + 0.5 if share < 0.5 else GROWTH
 
     def length(
         self, state: VotesState, ratio: float, *, beyond: bool, n_steps: int, n_known: int, cohort: Cohort
