@@ -69,7 +69,7 @@ class DQNFed(DescentSettings):
     State: client, in gradient mode its last model and gradient and one number (or `memory` pairs); server, theta, the
     model before, two numbers a client, `metric_memory` pairs or the rows of `cached_clients` clients.
 
-    Payload: n + 2 floats up (n + 3 with curvatures, n + 1 with local SGD), n down. The server sees every row.
+    Payload: n + 3 floats up, n + 2 without curvatures, n + 1 with local SGD, n down. The server sees every row.
 
     Evaluation: the global model.
 

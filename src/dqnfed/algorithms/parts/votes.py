@@ -55,8 +55,8 @@ class Votes:
         is_known, steps = np.isfinite(known), int(state.depth) - state.depths[cohort.clients].numpy()
         before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
         ratio = loss_ratio(losses - float(state.floor), before, least=usual, robust=self.robust)
-        steps = max(1.0, np.where(is_known, steps, int(state.depth)).mean())  # after a held round the model is the same
-        if ratio <= 1.0 + (_jump(cohort) - 1.0) * steps:
+        since = max(1.0, float(np.where(is_known, steps, int(state.depth)).mean()))  # 0 after a held round
+        if ratio <= 1.0 + (_jump(cohort) - 1.0) * since:
             return 1.0
         return min(max(2.0, sqrt(ratio)), 100.0) if isfinite(ratio) else 100.0
 
