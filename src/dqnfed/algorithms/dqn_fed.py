@@ -215,7 +215,8 @@ class DQNFed(DescentSettings):
         if self.drop_share:
             server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
             replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
-        replies, losses = self._bounded(replies, server.theta), replies.scalars("loss")
+        replies = self._bounded(replies, server.theta) if self.local == "sgd" else replies
+        losses = replies.scalars("loss")
         guarded = self.step in ("votes", "curvature")
         if self.step == "votes" and votes.is_above_start(server.votes, losses, cohort):
             return phases.restarted(self.parts, server)
@@ -252,9 +253,8 @@ class DQNFed(DescentSettings):
 
         A local training that goes so far has exploded: its learning rate is too large.
         """
-        longest = norm_of(theta) if self.local == "sgd" else 0.0
-        norms = replies.norms("gradient") if longest else np.zeros(1)
-        if norms.max() <= longest:
+        longest, norms = norm_of(theta), replies.norms("gradient")
+        if longest == 0.0 or norms.max() <= longest:
             return replies
         return replies.scaled(torch.from_numpy(np.minimum(1.0, longest / norms)), ("gradient",))
 
