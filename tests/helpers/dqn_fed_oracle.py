@@ -479,9 +479,11 @@ class DQNFedOracle:
         if self.is_back and self.step_length is not None and length > self.step_length:
             length = self.step_length
             self.rules["after a retreat, by growth"] += 1
-        if share < 0.5 and len(present) == self.n_clients and length > (self.step_length or math.inf):
-            length = self.step_length or math.inf
-            self.rules["outvoted, by growth"] += 1
+        if len(present) == self.n_clients and not math.isnan(share) and self.step_length is not None:
+            longest = self.step_length * (3.0 if share >= 0.5 else 0.5 + share)
+            self.rules["outvoted, by growth"] += share < 0.5 and length > longest
+            self.rules["by threefold growth"] += share >= 0.5 and length > longest
+            length = min(length, longest)
         notes = {"m": m} if math.isnan(share) else {"votes": share, "m": m}
         return (length, notes) if norm > 0.0 else (0.0, notes)
 
@@ -519,7 +521,11 @@ class DQNFedOracle:
             return False
         then = {k: self.start_losses[k] for k in replies if k in self.start_losses}
         self.rules["start not known"] += len(then) < len(replies)
-        now = sum(replies[k].loss - self.settings.floor for k in then)
+        last = {k: self.losses[k][1] if k in self.losses else math.inf for k in then}
+        now = sum(min(replies[k].loss - self.settings.floor, last[k]) for k in then)
+        self.rules["above the start by the last step alone"] += any(
+            last[k] < replies[k].loss - self.settings.floor for k in then
+        )
         return now > self.allowed_rise(replies) * sum(then.values())
 
     def allowed_rise(self, replies: dict[int, Cut]) -> float:

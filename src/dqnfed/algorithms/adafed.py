@@ -45,7 +45,7 @@ class AdaFed(DQNFed):
     State: as DQN-Fed's, but clients keep a model and a gradient only where curvatures set the step length. The paper's
     form keeps nothing but theta.
 
-    Payload: n + 2 floats up (n + 3 with curvatures), n down.
+    Payload: n + 3 floats up, n + 2 without curvatures, n down.
 
     Evaluation: the global model.
 

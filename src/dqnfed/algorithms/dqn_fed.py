@@ -70,7 +70,7 @@ class DQNFed(DescentSettings):
     State: client, in gradient mode its last model and gradient and one number (or `memory` pairs); server, theta, the
     model before, the first one, three numbers a client, `metric_memory` pairs or the rows of `cached_clients` clients.
 
-    Payload: n + 2 floats up (n + 3 with curvatures, n + 1 with local SGD), n down. The server sees every row.
+    Payload: n + 3 floats up, n + 2 without curvatures, n + 1 with local SGD, n down. The server sees every row.
 
     Evaluation: the global model.
 
@@ -216,7 +216,8 @@ class DQNFed(DescentSettings):
         if self.drop_share:
             server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
             replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
-        replies, losses = self._bounded(replies, server.theta), replies.scalars("loss")
+        replies = self._bounded(replies, server.theta) if self.local == "sgd" else replies
+        losses = replies.scalars("loss")
         guarded = self.step in ("votes", "curvature")
         if self.step == "votes" and votes.is_above_start(server.votes, losses, cohort):
             return phases.restarted(self.parts, server)
@@ -253,9 +254,8 @@ class DQNFed(DescentSettings):
 
         A local training that goes so far has exploded: its learning rate is too large.
         """
-        longest = norm_of(theta) if self.local == "sgd" else 0.0
-        norms = replies.norms("gradient") if longest else np.zeros(1)
-        if norms.max() <= longest:
+        longest, norms = norm_of(theta), replies.norms("gradient")
+        if longest == 0.0 or norms.max() <= longest:
             return replies
         return replies.scaled(torch.from_numpy(np.minimum(1.0, longest / norms)), ("gradient",))
 

@@ -16,8 +16,9 @@ from dqnfed.maths.step_length import loss_ratio, votes_for_longer
 GAIN = 0.3  # of log m by the votes, 1 / t after step t < 4: a factor of e^0.15 a round if all agree
 LIMIT = 9.0  # of |log m|
 RISE = 1.3  # of the losses of clients that were here before: above it m is halved
-JUMP_ALL, JUMP = 1.2, 2.0  # of losses by one step, with all clients and with part of them: above it the step goes back
-GROWTH = 3.0  # of a step by its successor at most, with all clients
+        lower = np.fmin(losses - float(state.floor), before)[known]  # NaN: no reply since the last restart
+        jump = JUMP_ALL if len(starts) == cohort.n_clients else JUMP
+        return not loss_ratio(lower, starts[known], robust=self.robust) <= jump
 FEW = 10  # clients, or all: until so many are known m does not rise above its start
 
 
@@ -50,14 +51,15 @@ class Votes:
 
     def retreat_by(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> float:
         """Return by which factor steps must be shorter if the last one is to be taken back; 1: it is not."""
-        if not self._can_go_back(state):
+        if float(state.alpha) == 0.0 or bool(state.is_back):
             return 1.0
+        jump = JUMP_ALL if len(cohort.clients) == cohort.n_clients else JUMP
         known, usual = state.losses[cohort.clients].numpy(), float(state.losses.nanmean())
         is_known, steps = np.isfinite(known), int(state.depth) - state.depths[cohort.clients].numpy()
         before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
         ratio = loss_ratio(losses - float(state.floor), before, least=usual, robust=self.robust)
-        steps = max(1.0, np.where(is_known, steps, int(state.depth)).mean())  # after a held round the model is the same
-        if ratio <= 1.0 + (_jump(cohort) - 1.0) * steps:
+        since = max(1.0, float(np.where(is_known, steps, int(state.depth)).mean()))  # 0 after a held round
+        if ratio <= 1.0 + (jump - 1.0) * since:
             return 1.0
         return min(max(2.0, sqrt(ratio)), 100.0) if isfinite(ratio) else 100.0
 
@@ -68,13 +70,18 @@ class Votes:
         """
         starts, before = state.starts[cohort.clients].numpy(), state.losses[cohort.clients].numpy()
         known = np.isfinite(starts)
-        if not self._can_go_back(state) or not known.any():
+        if float(state.alpha) == 0.0 or bool(state.is_back) or not known.any():
             return False
+<<<<<<< HEAD
         lower = np.fmin(losses - float(state.floor), before)[known]  # NaN: no reply since the last restart
         return not loss_ratio(lower, starts[known], robust=self.robust) <= _jump(cohort)
 
     def _can_go_back(self, state: VotesState) -> bool:
         return float(state.alpha) > 0.0 and not bool(state.is_back)
+=======
+        now, jump = losses[known] - float(state.floor), JUMP_ALL if len(starts) == cohort.n_clients else JUMP
+        return not loss_ratio(now, starts[known], robust=self.robust) <= jump
+>>>>>>> wt-tests
 
     def shortened(self, state: VotesState, factor: float) -> VotesState:
         """Return the state after the last step was taken back."""
@@ -88,7 +95,7 @@ class Votes:
         self, state: VotesState, along: FloatArray, losses: FloatArray, cohort: Cohort, n_steps: int, n_known: int
     ) -> tuple[VotesState, float]:
         """Return the state after the votes on the last step, and the share of those for longer ones (NaN: no vote)."""
-        if not self._can_go_back(state):
+        if float(state.alpha) == 0.0 or bool(state.is_back):
             return state, nan
         known, now = state.losses[cohort.clients].numpy(), losses - float(state.floor)
         share, again = votes_for_longer(along, now, known), np.isfinite(known)
@@ -119,8 +126,3 @@ class Votes:
         if self.slow_start and n_known < enough:  # the second factor: the same clients were asked again
             alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
         return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha
-
-
-def _jump(cohort: Cohort) -> float:
-    """Return the rise of losses that is too much; a draw of other clients raises them too, though nothing is wrong."""
-    return JUMP_ALL if len(cohort.clients) == cohort.n_clients else JUMP
