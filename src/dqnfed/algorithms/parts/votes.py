@@ -16,9 +16,9 @@ from dqnfed.maths.step_length import loss_ratio, votes_for_longer
 GAIN = 0.3  # of log m by the votes, 1 / t after step t < 4: a factor of e^0.15 a round if all agree
 LIMIT = 9.0  # of |log m|
 RISE = 1.3  # of the losses of clients that were here before: above it m is halved
-        lower = np.fmin(losses - float(state.floor), before)[known]  # NaN: no reply since the last restart
-        jump = JUMP_ALL if len(starts) == cohort.n_clients else JUMP
-        return not loss_ratio(lower, starts[known], robust=self.robust) <= jump
+JUMP_ALL = 1.2  # of the losses by one step if all clients are here: above it the step is taken back
+JUMP = 2.0  # with part of them: a draw of other clients raises losses too, though nothing is wrong
+GROWTH = 3.0  # of a step by its successor at most, with all clients
 FEW = 10  # clients, or all: until so many are known m does not rise above its start
 
 
@@ -72,16 +72,9 @@ class Votes:
         known = np.isfinite(starts)
         if float(state.alpha) == 0.0 or bool(state.is_back) or not known.any():
             return False
-<<<<<<< HEAD
         lower = np.fmin(losses - float(state.floor), before)[known]  # NaN: no reply since the last restart
-        return not loss_ratio(lower, starts[known], robust=self.robust) <= _jump(cohort)
-
-    def _can_go_back(self, state: VotesState) -> bool:
-        return float(state.alpha) > 0.0 and not bool(state.is_back)
-=======
-        now, jump = losses[known] - float(state.floor), JUMP_ALL if len(starts) == cohort.n_clients else JUMP
-        return not loss_ratio(now, starts[known], robust=self.robust) <= jump
->>>>>>> wt-tests
+        jump = JUMP_ALL if len(starts) == cohort.n_clients else JUMP
+        return not loss_ratio(lower, starts[known], robust=self.robust) <= jump
 
     def shortened(self, state: VotesState, factor: float) -> VotesState:
         """Return the state after the last step was taken back."""
