@@ -110,7 +110,9 @@ def survives(experiment: Experiment, tmp_path: Path, *, n_kills: int) -> None:
     finished(command)
     experiment.played_straight(tmp_path / "straight")
     assert contents(out) == contents(tmp_path / "straight"), f"killed after {moments} lines"
-    assert [path.name for path in (out / "checkpoint").glob("state-*")] == [f"state-{experiment.rounds}.safetensors"]
+    states = {path.name for path in (out / "checkpoint").glob("state-*")}
+    assert f"state-{experiment.rounds}.safetensors" in states
+    assert len(states) <= 2
 
 
 def test_killed_twice_and_resumed(tmp_path: Path) -> None:

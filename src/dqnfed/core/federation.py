@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,9 @@ from dqnfed.core.seeds import numpy_seed_for
 
 Part = Literal["train", "validation", "test"]
 Arrays = Tensor | np.ndarray[Any, Any]
+LARGEST = 1e18  # in size, of a number in the data: its square is still a float32
+
+logger = logging.getLogger("dqnfed")
 
 
 class Examples(NamedTuple):
@@ -66,10 +71,15 @@ class Federation:
                     f"{self.n_clients} clients but {part} examples of {n_held}; every client needs its own."
                 )
             empty = (self.examples(part).sizes == 0).nonzero().flatten().tolist()
-            if empty:
+            if empty and part == "train":
                 raise ValueError(
                     f"client '{self.names[empty[0]]}' has no {part} examples ({len(empty)} such clients); every client "
                     "needs at least one. Remove these clients, or give them data."
+                )
+            if len(empty) == self.n_clients:
+                raise ValueError(
+                    f"no client has {part} examples ({self.n_clients} clients), so there is nothing to measure; hold "
+                    f"some out (`{part}=0.2`), or give the clients more data."
                 )
 
     @cached_property
@@ -80,6 +90,23 @@ class Federation:
     def n_examples(self) -> Tensor:
         """Training examples of every client, [C]."""
         return self.train.sizes
+
+    @cached_property
+    def untested(self) -> tuple[str, ...]:
+        """Names of the clients that are too small to be tested: they train, and have no score."""
+        return tuple(self.names[c] for c in (self.test.sizes == 0).nonzero().flatten().tolist())
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 of the examples, by part, and of the clients' names; of data that are elsewhere there is none."""
+        if not self.train.inputs.numel():
+            return {}
+        found = {"names of the clients": hashlib.sha256("\0".join(self.names).encode()).hexdigest()}
+        for part, held in (("training", self.train), ("validation", self.validation), ("test", self.test)):
+            if held is not None:
+                for what, tensor in (("inputs", held.inputs), ("targets", held.targets)):
+                    found[f"{part} {what}"] = tensor_checksum(tensor, held.starts)
+        return found
 
     def examples(self, part: Part) -> Examples:
         if part == "validation":
@@ -159,7 +186,7 @@ class Federation:
         _check_names(len(clients), names, groups)
         shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
         _check_shares(shares)
-        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
+        pairs = [_checked_pair(name, client) for name, client in zip(names, clients, strict=True)]
         _check_shapes(names, pairs)
         parts: dict[Part, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
         for c, (x, y) in enumerate(pairs):
@@ -167,10 +194,13 @@ class Federation:
             for part, rows in held_out.items():
                 parts[part].append((x[rows], y[rows]))
         if not isinstance(test, int | float):
-            parts["test"] = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in test]
+            if len(test) != len(names):
+                raise ValueError(f"{len(names)} clients but test examples of {len(test)}; every client needs its own.")
+            parts["test"] = [_checked_pair(name, client) for name, client in zip(names, test, strict=True)]
+            _check_shapes((names[0], *names), [pairs[0], *parts["test"]])
         if n_classes is None and not pairs[0][1].is_floating_point():
             n_classes = 1 + max(int(y.max()) for _, y in pairs if len(y))
-        return cls(
+        found = cls(
             _joined(parts["train"]),
             _joined(parts["test"]),
             _joined(parts["validation"]) if validation else None,
@@ -178,6 +208,9 @@ class Federation:
             None if groups is None else tuple(groups),
             n_classes,
         )
+        if found.untested:
+            logger.warning("%s", untested_line(found.untested))
+        return found
 
     @classmethod
     def from_arrays(
@@ -214,6 +247,23 @@ class Federation:
             inputs = torch.stack([torch.as_tensor(x) for x, _ in items])
             pairs.append((inputs, torch.stack([torch.as_tensor(y) for _, y in items])))
         return cls.from_clients(pairs, test=test, validation=validation, seed=seed)
+
+
+def untested_line(names: Sequence[str]) -> str:
+    """Return the sentence about clients that have no examples to be tested on."""
+    shown = ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    subject = f"client {shown} is" if len(names) == 1 else f"clients {shown} are"
+    return f"{subject} too small to be tested: kept for training, without a score"
+
+
+def tensor_checksum(values: Tensor, *more: Tensor) -> str:
+    """Return the SHA-256 of the tensors' types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for tensor in (values, *more):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def split_rows(n: int, targets: Tensor, shares: dict[Part, float], *, seed: int, client: int) -> dict[Part, Tensor]:
@@ -257,6 +307,47 @@ def _check_shares(shares: Mapping[Part, float]) -> None:
     if sum(shares.values()) >= 1:
         test, validation = shares["test"], shares["validation"]
         raise ValueError(f"the shares test={test} and validation={validation} leave nothing to train on.")
+
+
+def _checked_pair(name: str, client: Any) -> tuple[Tensor, Tensor]:
+    """Return a client's inputs and targets as tensors, or refuse values that no model can learn from."""
+    try:
+        inputs, targets = client
+        pair = torch.as_tensor(inputs), torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"client '{name}' must be a pair (inputs, targets) of arrays of numbers, but is a "
+            f"{type(client).__name__} that cannot be read as one ({error}); make it two NumPy arrays or tensors."
+        ) from error
+    for what, values in zip(("inputs", "targets"), pair, strict=True):
+        if values.dim() == 0 or values.is_complex():
+            raise ValueError(
+                f"client '{name}' has {what} of shape {tuple(values.shape)} and type {values.dtype}; they must be real "
+                "numbers, one row an example."
+            )
+        _check_magnitudes(name, what, values)
+    labels = pair[1]
+    if not labels.is_floating_point() and labels.dtype != torch.bool and labels.numel() and int(labels.min()) < 0:
+        raise ValueError(
+            f"client '{name}' has the class label {int(labels.min())}, but whole-number labels are classes 0, 1, ...; "
+            'turn -1 and +1 into classes with `(y > 0).long()`, or give floats for `loss="logistic"`.'
+        )
+    return pair[0], labels.long() if labels.dtype == torch.bool else labels
+
+
+def _check_magnitudes(name: str, what: str, values: Tensor) -> None:
+    """Refuse numbers that are not finite, or so large that their squares are not."""
+    if not values.is_floating_point() or not values.numel():
+        return
+    bad = ~(values.abs() <= LARGEST)
+    if bool(bad.any()):
+        place = bad.nonzero()[0].tolist()
+        column = f", column {', '.join(map(str, place[1:]))}" if place[1:] else ""
+        raise ValueError(
+            f"client '{name}' has {values[tuple(place)].item()} in its {what} (row {place[0]}{column}; "
+            f"{int(bad.sum())} such values); numbers must be finite and at most {LARGEST:g} in size. Remove these "
+            "rows, or fill the values in."
+        )
 
 
 def _check_shapes(names: Sequence[str], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dqnfed.core.checksums import refuse_damaged
 from dqnfed.core.problem import fill_module
 from dqnfed.core.run_folder import ClientRow, RunFolder
 from dqnfed.core.tensors import Layout, named_parameters
@@ -76,6 +77,7 @@ class RunResult:
     def load(cls, path: str | Path) -> RunResult:
         """Return the run that a folder holds; it must be over or interrupted, not in progress."""
         folder = RunFolder(Path(path))
+        refuse_damaged(folder.path)
         config, summary = folder.config(), folder.summary()
         if summary is None:
             raise FileNotFoundError(

@@ -64,6 +64,7 @@ class DataBlock(Block):
     group: str | None = None  # its column of declared groups of clients
     drop: tuple[str, ...] = ()  # its columns to leave out
     task: Literal["auto", "classification", "regression"] = "auto"
+    extremes: Literal["refuse", "missing"] = "refuse"  # its numbers that are not finite or absurd
 
 
 class ModelBlock(BaseModel):

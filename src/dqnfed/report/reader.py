@@ -56,7 +56,7 @@ class Run:
     algorithm: str
     model: str  # "" for the model the method is evaluated by; "global" for Ditto's global model, and so on
     seed: int
-    status: str  # finished | interrupted | stopped | running
+    status: str  # finished | diverged | interrupted | stopped | running
     config: Mapping[str, Any]
     env: Mapping[str, Any]
     summary: Mapping[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
+Completion = Callable[[], Record]  # writes further files at the end, and returns what the summary says about them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,9 @@ class Setup:
     tasks: TaskBuilder
     clients: Clients = field(default_factory=LocalClients)
     replies: Callable[[Any], Replies[Any]] = Replies  # from stacked updates
+    fingerprint: Mapping[str, str] | None = None  # of the data, where the federation's own is not to be taken
+    files: Mapping[str, str] = field(default_factory=dict)  # further texts for the run's folder, by name
+    complete: Completion | None = None
 
     @cached_property
     def per_client_runner(self) -> PerClientRunner | None:
