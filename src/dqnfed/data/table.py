@@ -68,15 +68,17 @@ def as_text(values: np.ndarray) -> np.ndarray:
     return np.array(text, dtype=np.str_)
 
 
-def with_extremes(table: Table, names: Sequence[str], rule: str, notes: list[str]) -> Table:
+def with_extremes(
+    table: Table, names: Sequence[str], rule: str, notes: list[str], *, farthest: float = FARTHEST
+) -> Table:
     """Return the table after its numbers were checked: one that is not finite or absurd is refused or left out.
 
     `rule` is "refuse", which names row and column, or "missing", which makes holes of such values and notes them.
     """
     columns = dict(table.columns)
     for name in names:
-        values = columns[name]
-        if not is_numeric(values) or not (bad := is_extreme(values)).any():
+        values = table.column(name, "inputs")
+        if not is_numeric(values) or not (bad := is_extreme(values, farthest)).any():
             continue
         row, n = int(bad.argmax()), int(bad.sum())
         what = "not a finite number" if not np.isfinite(values[row]) else "absurdly far from the column's other values"
@@ -95,8 +97,8 @@ def with_extremes(table: Table, names: Sequence[str], rule: str, notes: list[str
     return Table(table.source, columns)
 
 
-def is_extreme(values: np.ndarray) -> np.ndarray:
-    """Return which numbers are infinite, larger than 1e30, or 1e8 times as far from the median as is usual.
+def is_extreme(values: np.ndarray, farthest: float = FARTHEST) -> np.ndarray:
+    """Return which numbers are infinite, larger than 1e30, or `farthest` times as far from the median as is usual.
 
     What is usual is the median of the distances that are not zero: an outlier does not move it, and heavy tails of
     incomes or counts stay far below the factor.
@@ -111,7 +113,7 @@ def is_extreme(values: np.ndarray) -> np.ndarray:
     if usual == 0.0:
         return bad
     with np.errstate(invalid="ignore"):
-        far: np.ndarray = np.abs(values - middle) > FARTHEST * usual
+        far: np.ndarray = np.abs(values - middle) > farthest * usual
     both: np.ndarray = bad | far
     return both
 
