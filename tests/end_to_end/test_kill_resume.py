@@ -210,7 +210,8 @@ def test_two_hundred_kills_over_ten_methods(server: ForkServer, algorithm: str, 
 
 def test_killed_between_any_two_files(server: ForkServer, tmp_path: Path) -> None:
     """Between any two files, those written at the end and the noise record among them: nothing is lost."""
-    experiment = Experiment(tmp_path, "fedcorr+fedavg", rounds=4, checkpoint_seconds=30.0, participation=0.5)
+    experiment = Experiment(tmp_path, "fedavg", rounds=2, checkpoint_seconds=30.0, participation=0.5)
+    experiment.file.write_text(experiment.file.read_text() + WRONG_LABELS)
     log, straight = tmp_path / "log", tmp_path / "straight"
     experiment.played_straight(straight)
     n_files = 0

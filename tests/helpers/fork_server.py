@@ -73,8 +73,10 @@ def serve() -> None:
     import dqnfed.experiments.predict
     import dqnfed.experiments.progress
     import dqnfed.experiments.trackers
-    import dqnfed.report.noise  # noqa: F401  forked processes have all of them
+    import dqnfed.report.noise
+    from dqnfed.experiments.config import read_config
 
+    dqnfed.experiments.experiment.run_experiment(read_config("digits", ["train.rounds=1", "run.threads=1"]), None)
     ended: dict[int, int] = {}
     tell("ready")
     for line in sys.stdin:

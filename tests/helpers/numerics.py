@@ -58,7 +58,7 @@ def draws() -> dict[str, str]:
     labels = torch.from_numpy(generator.integers(0, 5, 400))
     raw = RawData("drawn", torch.arange(400.0)[:, None], labels, 5)
     dealt = {
-        rule: split(raw, partition(raw, rule, 8, 3), test=0.2, validation=0.1).hash()  # type: ignore[arg-type]
+        rule: split(raw, partition(raw, rule, 8, 3), test=0.2, validation=0.1).hash()
         for rule in ("iid", "shards", "dirichlet", "classes")
     }
     held = Federation.from_arrays(raw.inputs, labels, [c % 4 for c in range(400)], validation=0.1, seed=3)

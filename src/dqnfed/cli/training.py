@@ -200,8 +200,11 @@ def export(folder: Annotated[Path, typer.Argument(metavar="RUN")], model: Path) 
     """
     import shutil
 
+    from dqnfed.core.checksums import refuse_damaged
+
     source = folder / "model.safetensors"
     if not source.is_file():
         raise FileNotFoundError(f"{folder} has no trained model yet; `dqnfed resume {folder}` finishes the run.")
+    refuse_damaged(folder)
     shutil.copyfile(source, model)
     console.print(f"model: {model}")

@@ -78,7 +78,9 @@ def read_numbers(path: Path) -> np.ndarray:
                 f"{path}: row {number} is not all numbers ({row[bad]!r} in column {bad + 1}); predictions need numeric "
                 "columns."
             )
-    return np.array([[float(value) for value in row] for row in rows], dtype=np.float32)
+    values = np.array([[float(value) for value in row] for row in rows], dtype=np.float64)
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+        return values.astype(np.float32)
 
 
 def _is_number(text: str) -> bool:

@@ -75,7 +75,7 @@ def load_checkpoint(run: Path, state: State, algorithm: AnyAlgorithm, identity: 
     damaged = {number: _damage(run, number) for number in rounds}
     named_once = list(dict.fromkeys(name for names in damaged.values() for name in names))
     for name in named_once:
-        logger.warning("%s", damage_line(name))
+        logger.error("%s", damage_line(name))
     intact = [number for number in rounds if not damaged[number]]
     if not rounds:
         return False

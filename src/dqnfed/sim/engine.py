@@ -235,7 +235,7 @@ def refuse_or_name_damage(folder: RunFolder | None, *, resume: bool) -> list[str
         return []
     damaged = damaged_files(folder.path)
     for name in damaged:
-        logger.warning("%s", damage_line(name))
+        logger.error("%s", damage_line(name))
     if lost := [name for name in damaged if name in IRREPLACEABLE]:
         raise ValueError(
             f"{folder.path} cannot go on: {damage_line(lost[0])}, and it cannot be written anew. Put it back from a "
