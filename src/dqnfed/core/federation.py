@@ -65,6 +65,8 @@ class Federation:
             object.__setattr__(self, "names", tuple(str(c) for c in range(self.n_clients)))
         parts: tuple[Part, ...] = ("train", "test") if self.validation is None else ("train", "validation", "test")
         for part in parts:
+            if self.examples(part).targets.device.type == "cpu":  # those on a GPU came from here
+                _check_labels(f"some client has in its {part} examples", self.examples(part).targets)
             n_held = len(self.examples(part).starts) - 1
             if n_held != self.n_clients:
                 raise ValueError(
@@ -326,13 +328,18 @@ def _checked_pair(name: str, client: Any) -> tuple[Tensor, Tensor]:
                 "numbers, one row an example."
             )
         _check_magnitudes(name, what, values)
-    labels = pair[1]
-    if not labels.is_floating_point() and labels.dtype != torch.bool and labels.numel() and int(labels.min()) < 0:
-        raise ValueError(
-            f"client '{name}' has the class label {int(labels.min())}, but whole-number labels are classes 0, 1, ...; "
-            'turn -1 and +1 into classes with `(y > 0).long()`, or give floats for `loss="logistic"`.'
-        )
-    return pair[0], labels.long() if labels.dtype == torch.bool else labels
+    _check_labels(f"client '{name}' has", pair[1])
+    return pair[0], pair[1].long() if pair[1].dtype == torch.bool else pair[1]
+
+
+def _check_labels(who: str, labels: Tensor) -> None:
+    """Refuse class labels below 0, which losses would take for padding."""
+    if labels.is_floating_point() or labels.dtype == torch.bool or not labels.numel() or int(labels.min()) >= 0:
+        return
+    raise ValueError(
+        f"{who} the class label {int(labels.min())}, but whole-number labels are classes 0, 1, ...; turn -1 and +1 "
+        'into classes with `(y > 0).long()`, or give floats for `loss="logistic"`.'
+    )
 
 
 def _check_magnitudes(name: str, what: str, values: Tensor) -> None:

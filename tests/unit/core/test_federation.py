@@ -193,13 +193,15 @@ def test_class_labels_below_zero_are_refused_with_the_way_out(low: int, as_numpy
     """They would be taken for padding, and never be learnt."""
     inputs, labels = torch.rand(20, 3), torch.where(torch.arange(20) % 2 == 0, 1, low)
     given = (inputs.numpy(), labels.numpy()) if as_numpy else (inputs, labels)
-    message = rf"client '0' has the class label {low}.*\(y > 0\)\.long\(\).*floats for `loss=\"logistic\"`"
+    message = rf"client '\d' has the class label {low}.*\(y > 0\)\.long\(\).*floats for `loss=\"logistic\"`"
     with pytest.raises(ValueError, match=message):
         Federation.from_clients([given])
     with pytest.raises(ValueError, match=message):
-        Federation.from_arrays(*given, [k % 2 for k in range(20)])
+        Federation.from_arrays(given[0], given[1], [k % 3 for k in range(20)])
     with pytest.raises(ValueError, match=message):
         Federation.from_datasets([list(zip(inputs, labels, strict=True))])
+    with pytest.raises(ValueError, match=rf"some client has in its train examples the class label {low}"):
+        Federation(*[Examples(inputs, labels, torch.tensor([0, 20]))] * 2)
     assert Federation.from_clients([(inputs, (labels > 0).long())]).n_classes == 2
     assert Federation.from_clients([(inputs, labels.float())]).n_classes is None
 
