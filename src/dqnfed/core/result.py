@@ -77,12 +77,13 @@ class RunResult:
     def load(cls, path: str | Path) -> RunResult:
         """Return the run that a folder holds; it must be over or interrupted, not in progress."""
         folder = RunFolder(Path(path))
-        refuse_damaged(folder.path)
-        config, summary = folder.config(), folder.summary()
-        if summary is None:
+        if (folder.path / "config.toml").is_file() and not (folder.path / "summary.json").is_file():
             raise FileNotFoundError(
                 f"{path} has no summary.json: the run is still going on or was killed; see `dqnfed resume {path}`."
             )
+        refuse_damaged(folder.path)
+        config, summary = folder.config(), folder.summary()
+        assert summary is not None
         parameters, metadata = folder.read_model()
         order = metadata["layout"]
         columns, rows = folder.client_table()

@@ -83,8 +83,11 @@ class RunFolder:
             write_atomically(self.path / "clients.json", json_text(list(clients)))
             write_atomically(self.path / "env.json", json_text(environment))
             write_atomically(self.path / "metrics.jsonl", "")
-            write_atomically(self.path / "clients.csv", ",".join(columns) + "\n")
+            head = ",".join(columns) + "\n"
+            write_atomically(self.path / "clients.csv", head)
             self.write_checksums(FIXED_FILES)
+        texts = {"metrics.jsonl": b"", "clients.csv": head.encode()}
+        self._written = {name: (hashlib.sha256(text), len(text)) for name, text in texts.items()}
 
     def write_checksums(self, names: Sequence[str]) -> None:
         """List the checksums of these files; a summary that is not listed does not end the run."""

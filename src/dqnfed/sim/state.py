@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
+from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range, check_types
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
@@ -37,6 +37,7 @@ class Evaluation:
     select: str = LAST  # last | loss | mean | worst10 | worst5 | min: which model is kept, by validation examples
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_range(self, "every", low=1)
         check_range(self, "participants_every", low=1)
         check_choice(self, "part", ("train", "validation", "test"))
