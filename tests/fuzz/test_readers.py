@@ -47,7 +47,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
     """The files of every dataset, small and whole."""
     found = {}
     for name, (_, write) in WRITERS.items():
-        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        folder = tmp_path_factory.mktemp(name.replace(" ", "-")) / "files"
         write(folder)
         found[name] = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return found

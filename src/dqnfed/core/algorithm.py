@@ -168,7 +168,7 @@ def check_range(
 ) -> None:
     """Refuse a hyper-parameter outside its range, with the range."""
     value = getattr(settings, name)
-    if not _is_number(value):
+    if not is_number(value):
         raise ValueError(f"{type(settings).__name__}: `{name}` must be a number, but is {value!r}.")
     below = low is not None and (value <= low if open_low else value < low)
     above = high is not None and (value >= high if open_high else value > high)
@@ -189,17 +189,19 @@ def check_types(settings: Any) -> None:
             raise ValueError(f"{type(settings).__name__}: `{setting.name}` must be {rule[1]}, but is {value!r}.")
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Return whether the value is a whole number; a truth value is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether the value is a real number; a truth value is none."""
     return False if isinstance(value, bool) else isinstance(value, Real)
 
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (_is_whole, "a whole number"),
-    "float": (_is_number, "a number"),
+    "int": (is_whole, "a whole number"),
+    "float": (is_number, "a number"),
     "bool": (lambda value: isinstance(value, bool), "True or False"),
     "str": (lambda value: isinstance(value, str), "text"),
 }

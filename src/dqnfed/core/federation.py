@@ -186,6 +186,8 @@ class Federation:
         """Return the federation of clients given as (inputs, targets) pairs; a test share is held out of each."""
         names = tuple(names) or tuple(str(c) for c in range(len(clients)))
         _check_names(len(clients), names, groups)
+        if not isinstance(test, list | tuple | int | float):
+            raise ValueError(f"`test` must be a share in [0, 1) or a list of (inputs, targets), but is {test!r}.")
         shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
         _check_shares(shares)
         pairs = [_checked_pair(name, client) for name, client in zip(names, clients, strict=True)]
@@ -226,6 +228,7 @@ class Federation:
         seed: int = 0,
     ) -> Federation:
         """Return the federation of examples that each name their client; clients are sorted by name."""
+        inputs, targets = _checked_pair("all of them", (inputs, targets))
         owner = np.asarray([str(c) for c in _listed(clients)])
         if len(owner) != len(inputs):
             raise ValueError(f"{len(inputs)} inputs but {len(owner)} client names; every example needs its client.")
@@ -304,8 +307,8 @@ def _check_names(n_clients: int, names: Sequence[str], groups: Sequence[str] | N
 def _check_shares(shares: Mapping[Part, float]) -> None:
     """Refuse shares that cannot be held out, or that leave nothing."""
     for part, share in shares.items():
-        if not 0 <= share < 1:
-            raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share}.")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share!r}.")
     if sum(shares.values()) >= 1:
         test, validation = shares["test"], shares["validation"]
         raise ValueError(f"the shares test={test} and validation={validation} leave nothing to train on.")
@@ -381,4 +384,7 @@ def _listed(clients: Sequence[Any] | Arrays) -> list[Any]:
     if isinstance(clients, Tensor | np.ndarray):
         listed: list[Any] = clients.tolist()
         return listed
-    return list(clients)
+    try:
+        return list(clients)
+    except TypeError as error:
+        raise ValueError(f"`clients` must name the client of every example, but is {clients!r}.") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +84,9 @@ class RunResult:
         config, summary = folder.config(), folder.summary()
         assert summary is not None
         parameters, metadata = folder.read_model()
-        order = metadata["layout"]
+        order = metadata.get("layout") or []
+        if not order or not set(order) <= parameters.keys():
+            raise ValueError(f"damaged: {folder.path / 'model.safetensors'} does not say which parameters it holds.")
         columns, rows = folder.client_table()
         return cls(
             theta=torch.cat([parameters[name].reshape(-1) for name in order]),
@@ -95,8 +96,8 @@ class RunResult:
             client_rows=rows,
             columns=columns,
             config=config,
-            clients=json.loads((folder.path / "clients.json").read_text(encoding="utf-8")),
-            environment=json.loads((folder.path / "env.json").read_text(encoding="utf-8")),
+            clients=folder.read_json("clients.json"),
+            environment=folder.read_json("env.json"),
             model_spec=metadata.get("model"),
         )
 

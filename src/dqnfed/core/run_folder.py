@@ -203,14 +203,19 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary, or None while the run is not over."""
-        path = self.path / "summary.json"
-        if not path.is_file():
+        if not (self.path / "summary.json").is_file():
             return None
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"damaged: {path} is not the JSON that a run writes ({error}).") from error
+        found = self.read_json("summary.json")
+        if not isinstance(found, dict) or "status" not in found:
+            raise ValueError(f"damaged: {self.path / 'summary.json'} has no status; it is not what a run writes.")
         return found
+
+    def read_json(self, name: str) -> Any:
+        """Return what a file of JSON holds."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"damaged: {self.path / name} is not the JSON that a run writes ({error}).") from error
 
     def is_over(self) -> bool:
         """Return whether the run came to its end and everything of it was written; it may not go on then.

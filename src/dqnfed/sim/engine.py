@@ -15,12 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status, default_of, message_bits
+from dqnfed.core.algorithm import (
+    AnyAlgorithm,
+    Cohort,
+    ServerStep,
+    Status,
+    default_of,
+    is_number,
+    is_whole,
+    message_bits,
+)
 from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.federation import Federation
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.numerics import NUMERICS
-from dqnfed.core.problem import Problem
+from dqnfed.core.problem import Problem, check_fit
 from dqnfed.core.result import RunResult, model_metadata
 from dqnfed.core.run_folder import ClientRow, RunFolder, claimed
 from dqnfed.core.runners import CohortRunner, vectorised
@@ -82,6 +91,8 @@ def run(
     folder that holds a run is not overwritten.
     """
     evaluation = evaluation or Evaluation()
+    if not is_number(checkpoint_seconds) or not checkpoint_seconds >= 0:
+        raise ValueError(f"`checkpoint_seconds` must be a number >= 0, but is {checkpoint_seconds!r}.")
     setup, faster = set_up(
         algorithm,
         problem,
@@ -122,6 +133,9 @@ def set_up(
 ) -> tuple[Setup, Acceleration]:
     """Return what stays the same during a run, and the forms in which it computes."""
     size = cohort_size(participation, federation.n_clients)
+    if not is_whole(seed) or seed < 0:
+        raise ValueError(f"`seed` must be a whole number >= 0, but is {seed!r}.")
+    check_fit(problem, federation.train.inputs, federation.train.targets)
     policy = policy or Policy()
     faster = acceleration_for(problem, federation, algorithm, enabled=accelerate)
     problem = faster.problem(problem)
@@ -216,7 +230,7 @@ def _run_loop(
 
 def check_rounds(rounds: Any) -> None:
     """Raise where the number of rounds is none."""
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+    if not is_whole(rounds) or rounds < 1:
         raise ValueError(f"`rounds` must be a whole number >= 1, but is {rounds!r}.")
 
 
@@ -251,8 +265,8 @@ def _defers_log(problem: Problem) -> bool:
 
 def cohort_size(participation: float, n_clients: int) -> int:
     """Return how many clients a share means: rounded, at least one."""
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation must be a share in (0, 1], but is {participation}.")
+    if not is_number(participation) or not 0 < participation <= 1:
+        raise ValueError(f"participation must be a share in (0, 1], but is {participation!r}.")
     return max(1, round(participation * n_clients))
 
 
