@@ -60,7 +60,8 @@ def outcome(call: Callable[[], Any], case: str) -> tuple[Any, str]:
             return call(), ""
     except CLEAR as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        is_own = Path(place.filename).is_relative_to(SOURCE) or isinstance(error, OSError)
+        is_raised_here = Path(place.filename).is_relative_to(SOURCE) and str(place.line).startswith("raise")
+        is_own = is_raised_here or isinstance(error, OSError)  # which names the file
         if not is_own or not str(error).strip() or " object at 0x" in str(error):
             raise AssertionError(f"{case}: an unclear error, {type(error).__name__}: {error}") from error
         return None, str(error)

@@ -25,10 +25,7 @@ BASE: dict[str, Any] = {
 }
 METHODS = ("fedavg", "dqn-fed", "qffl", "ditto", "scaffold", "term", "fedadam", "fednl", "fedcorr+fedavg", "mgda")
 EXPENSIVE = {"rounds", "epochs", "hidden", "sweeps", "fine_tuning", "local_steps"}  # not to be made large
-KEYS = {
-    name: list(field.annotation.model_fields) if hasattr(field.annotation, "model_fields") else []
-    for name, field in Config.model_fields.items()
-}
+KEYS = {name: list(getattr(field.annotation, "model_fields", ())) for name, field in Config.model_fields.items()}
 
 
 def odd_config(seed: int) -> dict[str, Any]:

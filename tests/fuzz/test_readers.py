@@ -170,11 +170,12 @@ def test_many_damaged_files(seeds: range, small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", [10, 255, -1])
 def test_writers_labels_outside_the_digits_are_refused(label: int, tmp_path: Path) -> None:
-    official.mnist_by_writer(tmp_path, n=12)
-    with np.load(tmp_path / "mnist_by_writer.npz") as arrays:
+    folder = tmp_path / "files"
+    official.mnist_by_writer(folder, n=12)
+    with np.load(folder / "mnist_by_writer.npz") as arrays:
         content = dict(arrays)
     content["y"] = content["y"].astype(np.int64)
     content["y"][3] = label
-    np.savez(tmp_path / "mnist_by_writer.npz", **content)
+    np.savez(folder / "mnist_by_writer.npz", **content)
     with pytest.raises(DataError, match=rf"labels must be 0\.\.9, found {label}"):
-        dataset_called("mnist_by_writer").read(tmp_path)
+        dataset_called("mnist_by_writer").read(folder)

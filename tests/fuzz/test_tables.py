@@ -88,12 +88,16 @@ def write_parquet(path: Path, chance: random.Random) -> None:
 
 def write_npz(path: Path, chance: random.Random) -> None:
     n = chance.choice((0, 1, 3, 30))
-    odd = (
+    odd: tuple[Any, ...] = (
         np.array(5), np.arange(n) * 1j, np.array([object()] * n), np.arange(n + 1), np.full(n, np.inf),
         np.full((n, 0), 1),
         np.array(["a", "b"] * n)[:n], np.zeros(n, [("a", int)]), np.arange(n).astype("M8[s]"), np.zeros((n, 2, 2)),
     )  # fmt: skip
-    arrays = {"client": np.arange(n) % 3, "label": np.arange(n) % 2, "x": np.random.default_rng(n).normal(size=(n, 2))}
+    arrays: dict[str, Any] = {
+        "client": np.arange(n) % 3,
+        "label": np.arange(n) % 2,
+        "x": np.random.default_rng(n).normal(size=(n, 2)),
+    }
     if chance.random() < 0.6:
         arrays[chance.choice(("client", "label", "x", "more"))] = chance.choice(odd)
     chance.choice((np.savez, np.savez_compressed))(path, **arrays)

@@ -168,14 +168,18 @@ def check_range(
 ) -> None:
     """Refuse a hyper-parameter outside its range, with the range."""
     value = getattr(settings, name)
-    if not is_number(value):
-        raise ValueError(f"{type(settings).__name__}: `{name}` must be a number, but is {value!r}.")
+    _check_number(settings, name, value)
     below = low is not None and (value <= low if open_low else value < low)
     above = high is not None and (value >= high if open_high else value > high)
     if below or above or value != value:
         left = "(-inf" if low is None else f"{'(' if open_low else '['}{low:g}"
         right = "inf)" if high is None else f"{high:g}{')' if open_high else ']'}"
         raise ValueError(f"{type(settings).__name__}: `{name}` must be in {left}, {right}, but is {value}.")
+
+
+def _check_number(settings: Any, name: str, value: Any) -> None:
+    if not is_number(value):
+        raise ValueError(f"{type(settings).__name__}: `{name}` must be a number, but is {value!r}.")
 
 
 def check_types(settings: Any) -> None:

@@ -186,8 +186,6 @@ class Federation:
         """Return the federation of clients given as (inputs, targets) pairs; a test share is held out of each."""
         names = tuple(names) or tuple(str(c) for c in range(len(clients)))
         _check_names(len(clients), names, groups)
-        if not isinstance(test, list | tuple | int | float):
-            raise ValueError(f"`test` must be a share in [0, 1) or a list of (inputs, targets), but is {test!r}.")
         shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
         _check_shares(shares)
         pairs = [_checked_pair(name, client) for name, client in zip(names, clients, strict=True)]
@@ -198,10 +196,7 @@ class Federation:
             for part, rows in held_out.items():
                 parts[part].append((x[rows], y[rows]))
         if not isinstance(test, int | float):
-            if len(test) != len(names):
-                raise ValueError(f"{len(names)} clients but test examples of {len(test)}; every client needs its own.")
-            parts["test"] = [_checked_pair(name, client) for name, client in zip(names, test, strict=True)]
-            _check_shapes((names[0], *names), [pairs[0], *parts["test"]])
+            parts["test"] = _given_test(names, test, pairs[0])
         if n_classes is None and not pairs[0][1].is_floating_point():
             n_classes = 1 + max(int(y.max()) for _, y in pairs if len(y))
         found = cls(
@@ -343,6 +338,17 @@ def _check_labels(who: str, labels: Tensor) -> None:
         f"{who} the class label {int(labels.min())}, but whole-number labels are classes 0, 1, ...; turn -1 and +1 "
         'into classes with `(y > 0).long()`, or give floats for `loss="logistic"`.'
     )
+
+
+def _given_test(names: Sequence[str], test: Any, like: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the clients' own test examples, shaped as those they train on."""
+    if not isinstance(test, list | tuple):
+        raise ValueError(f"`test` must be a share in [0, 1) or a list of (inputs, targets), but is {test!r}.")
+    if len(test) != len(names):
+        raise ValueError(f"{len(names)} clients but test examples of {len(test)}; every client needs its own.")
+    found = [_checked_pair(name, client) for name, client in zip(names, test, strict=True)]
+    _check_shapes((names[0], *names), [like, *found])
+    return found
 
 
 def _check_magnitudes(name: str, what: str, values: Tensor) -> None:

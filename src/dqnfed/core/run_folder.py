@@ -186,7 +186,10 @@ class RunFolder:
         """Return the columns and the complete rows of clients.csv; None where nothing was measured."""
         lines = self._lines("clients.csv")
         rows = csv.reader(line for line in lines[1:] if _round_of(line) < UNFINISHED)
-        return tuple(lines[0].strip().split(",")), [tuple(_number(cell) for cell in row) for row in rows]
+        try:
+            return tuple(lines[0].strip().split(",")), [tuple(_number(cell) for cell in row) for row in rows]
+        except (ValueError, IndexError, csv.Error) as error:
+            raise ValueError(f"damaged: {self.path / 'clients.csv'} is not what a run writes ({error}).") from error
 
     def _lines(self, name: str) -> list[str]:
         """Return a file's lines, after checking that each says which round it is of."""
@@ -197,7 +200,8 @@ class RunFolder:
             raise ValueError(f"damaged: {path} is not text ({error}).") from error
         first = 0 if name == "metrics.jsonl" else 1
         for number, line in enumerate(lines[first:], start=first + 1):
-            if line.endswith("\n") and _round_in(line.encode()) == UNFINISHED:
+            is_record = line.startswith("{") or name != "metrics.jsonl"
+            if line.endswith("\n") and (not is_record or _round_in(line.encode()) == UNFINISHED):
                 raise ValueError(f"damaged: {path}, line {number} is not one that a run writes: {line[:60]!r}.")
         return lines
 

@@ -218,7 +218,7 @@ def read_npz(path: Path) -> Table:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             content = {name: np.asarray(arrays[name]) for name in arrays.files}
     except NPZ_ERRORS as error:
-        raise DataError(f"{path} is not an .npz file with plain arrays ({error!r}).") from error
+        raise DataError(f"{path} is not an .npz file with plain arrays ({type(error).__name__}).") from error
     columns: dict[str, np.ndarray] = {}
     for name, values in content.items():
         if values.ndim == 0 or values.dtype.kind == "c" or values.dtype.kind == "V":

@@ -44,13 +44,13 @@ def read_array(path: Path) -> np.ndarray:
             try:
                 return np.asarray(np.load(path, allow_pickle=False))
             except NPZ_ERRORS as error:
-                raise DataError(f"{path} is not a whole .npy file of numbers ({error!r}).") from error
+                raise DataError(f"{path} is not a whole .npy file of numbers ({type(error).__name__}).") from error
         case ".npz":
             try:
                 with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                     names, found = archive.files, np.asarray(archive["x"]) if "x" in archive.files else None
             except NPZ_ERRORS as error:
-                raise DataError(f"{path} is not an .npz file with plain arrays ({error!r}).") from error
+                raise DataError(f"{path} is not an .npz file with plain arrays ({type(error).__name__}).") from error
             if found is None:
                 raise DataError(f"{path} has the arrays {names}, but predictions need one called 'x'.")
             return found

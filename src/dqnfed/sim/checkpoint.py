@@ -68,7 +68,7 @@ def load_checkpoint(run: Path, state: State, algorithm: AnyAlgorithm, identity: 
     """
     if (run / "checkpoint" / "checkpoint.json").is_file():
         raise ValueError(
-            f"the run in {run} was begun by an earlier version, whose checkpoints have no checksums; finish it with "
+            f"the run in {run} was started by an earlier version, whose checkpoints have no checksums; finish it with "
             "that version, or start a new run in another folder."
         )
     rounds = checkpoint_rounds(run)

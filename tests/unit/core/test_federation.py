@@ -201,7 +201,7 @@ def test_class_labels_below_zero_are_refused_with_the_way_out(low: int, as_numpy
     with pytest.raises(ValueError, match=message):
         Federation.from_datasets([list(zip(inputs, labels, strict=True))])
     with pytest.raises(ValueError, match=rf"some client has in its train examples the class label {low}"):
-        Federation(*[Examples(inputs, labels, torch.tensor([0, 20]))] * 2)
+        Federation(held := Examples(inputs, labels, torch.tensor([0, 20])), held)
     assert Federation.from_clients([(inputs, (labels > 0).long())]).n_classes == 2
     assert Federation.from_clients([(inputs, labels.float())]).n_classes is None
 

@@ -77,7 +77,9 @@ def read_mnist_by_writer(folder: Path) -> RawData:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 images, labels, writer = (arrays[key] for key in ("x", "y", "client"))
         except NPZ_ERRORS as error:
-            raise DataError(f"{path} is not an .npz with plain arrays x, y and client ({error!r}).") from error
+            raise DataError(
+                f"{path} is not an .npz with plain arrays x, y and client ({type(error).__name__})."
+            ) from error
     else:
         images = read_idx(either(folder, "train-images-idx3-ubyte", "qmnist-train-images-idx3-ubyte"))
         extended = read_idx(either(folder, "qmnist-train-labels-idx2-int"))
