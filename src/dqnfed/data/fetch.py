@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import logging
 import lzma
+import struct
 import tarfile
 import time
 import urllib.error
@@ -26,7 +27,14 @@ from dqnfed.data.raw import DataError
 logger = logging.getLogger("dqnfed")
 BLOCK = 1 << 18
 MAX_UNPACKED = 1 << 38  # bytes of an archive's members; the largest dataset here has 150 GB
-ODD_ARCHIVES = (NotImplementedError, RuntimeError, OverflowError, UnicodeDecodeError)  # methods that zipfile lacks
+ODD_ARCHIVES = (
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    ValueError,
+    LookupError,
+    struct.error,
+)  # of damaged ones
 PATIENCE_SECONDS = 30.0  # without a byte before a connection counts as cut
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where known
@@ -220,6 +228,8 @@ def unpack(path: Path) -> None:
                 archive.extractall(path.parent)
         else:
             return
+    except DataError:
+        raise
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, *ODD_ARCHIVES) as error:
         raise DataError(f"{path} cannot be unpacked ({error}); delete it and fetch it again.") from error
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import lzma
+import math
 import struct
 import tokenize
 import zipfile
@@ -223,7 +224,7 @@ def read_npz(path: Path) -> Table:
     for name, values in content.items():
         if values.ndim == 0 or values.dtype.kind == "c" or values.dtype.kind == "V":
             continue
-        flat = values.reshape(len(values), -1)
+        flat = values.reshape(len(values), math.prod(values.shape[1:]))
         for i in range(flat.shape[1]):
             columns[name if values.ndim == 1 else f"{name}{i}"] = (
                 flat[:, i].astype(np.float64) if values.dtype.kind in "fiub" else typed([str(v) for v in flat[:, i]])
