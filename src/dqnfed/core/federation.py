@@ -223,7 +223,7 @@ class Federation:
         seed: int = 0,
     ) -> Federation:
         """Return the federation of examples that each name their client; clients are sorted by name."""
-        inputs, targets = _checked_pair("all of them", (inputs, targets))
+        inputs, targets = _as_pair("the examples", (inputs, targets))
         owner = np.asarray([str(c) for c in _listed(clients)])
         if len(owner) != len(inputs):
             raise ValueError(f"{len(inputs)} inputs but {len(owner)} client names; every example needs its client.")
@@ -311,23 +311,30 @@ def _check_shares(shares: Mapping[Part, float]) -> None:
 
 def _checked_pair(name: str, client: Any) -> tuple[Tensor, Tensor]:
     """Return a client's inputs and targets as tensors, or refuse values that no model can learn from."""
+    pair = _as_pair(f"client '{name}'", client)
+    for what, values in zip(("inputs", "targets"), pair, strict=True):
+        _check_magnitudes(name, what, values)
+    _check_labels(f"client '{name}' has", pair[1])
+    return pair[0], pair[1].long() if pair[1].dtype == torch.bool else pair[1]
+
+
+def _as_pair(who: str, given: Any) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets as tensors of real numbers, one row an example."""
     try:
-        inputs, targets = client
+        inputs, targets = given
         pair = torch.as_tensor(inputs), torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"client '{name}' must be a pair (inputs, targets) of arrays of numbers, but is a "
-            f"{type(client).__name__} that cannot be read as one ({error}); make it two NumPy arrays or tensors."
+            f"{who} must be a pair (inputs, targets) of arrays of numbers, but cannot be read as one ({error}); make "
+            "it two NumPy arrays or tensors."
         ) from error
     for what, values in zip(("inputs", "targets"), pair, strict=True):
         if values.dim() == 0 or values.is_complex():
             raise ValueError(
-                f"client '{name}' has {what} of shape {tuple(values.shape)} and type {values.dtype}; they must be real "
-                "numbers, one row an example."
+                f"{who}: {what} of shape {tuple(values.shape)} and type {values.dtype}; they must be real numbers, "
+                "one row an example."
             )
-        _check_magnitudes(name, what, values)
-    _check_labels(f"client '{name}' has", pair[1])
-    return pair[0], pair[1].long() if pair[1].dtype == torch.bool else pair[1]
+    return pair
 
 
 def _check_labels(who: str, labels: Tensor) -> None:

@@ -34,7 +34,7 @@ ODD_ARCHIVES = (
     ValueError,
     LookupError,
     struct.error,
-)  # of damaged ones
+)
 PATIENCE_SECONDS = 30.0  # without a byte before a connection counts as cut
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where known

@@ -14,7 +14,7 @@ RULES = collected_rules()
 
 
 @cache
-def tests_in(file: str) -> frozenset[str]:
+def functions_in(file: str) -> frozenset[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
@@ -23,7 +23,7 @@ def tests_in(file: str) -> frozenset[str]:
 def test_every_rule_has_a_test(rule: tuple[str, str, str, str, str]) -> None:
     file, _, name = rule[4].partition("::")
     assert name.startswith("test_")
-    assert name in tests_in(file)
+    assert name in functions_in(file)
 
 
 def test_the_page_is_up_to_date() -> None:
