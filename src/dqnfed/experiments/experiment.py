@@ -177,7 +177,12 @@ def chosen_device(name: str) -> torch.device:
     """Return the device; "auto" takes the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"run.device is '{name}', but a device is auto, cpu, cuda or cuda:1.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"run.device is '{name}', but a device is auto, cpu, cuda or cuda:1.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"run.device is '{name}', but torch sees no CUDA device; use device = 'cpu'.")
     return device
