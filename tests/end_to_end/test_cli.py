@@ -15,6 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 from dqnfed import FedAvg, cli
+from tests.helpers.folders import newest_checkpoint
 
 
 class Ended:
@@ -78,7 +79,7 @@ def test_a_method_keeps_its_own_defaults(dqnfed) -> None:  # type: ignore[no-unt
     Path("r/summary.json").unlink()  # as if it had been killed
     assert dqnfed("resume", "r", "--quiet").code == 0  # which refuses a method with other settings
     assert dqnfed("run", "r/config.toml", *words, "again").code == 0
-    begun = [json.loads(Path(f"{run}/checkpoint/checkpoint.json").read_text())["identity"] for run in ("r", "again")]
+    begun = [newest_checkpoint(Path(run))["identity"] for run in ("r", "again")]
     assert begun[0] == begun[1]
     assert "momentum=0.9" in begun[0]["algorithm"]
     assert (
@@ -93,7 +94,7 @@ def test_what_the_user_sets_counts_before_the_preset(dqnfed) -> None:  # type: i
     assert dqnfed(*words, "a").code == 0
     assert dqnfed(*words, "b", "--set", "train.lr=0.25").code == 0
     assert dqnfed(*words, "c", "--set", "train.lr=0.25", "--set", "algorithm.lr=0.2").code == 0
-    begun = [json.loads(Path(f"{run}/checkpoint/checkpoint.json").read_text())["identity"] for run in "abc"]
+    begun = [newest_checkpoint(Path(run))["identity"] for run in "abc"]
     for identity, lr in zip(begun, ("0.3", "0.25", "0.2"), strict=True):
         assert f"(lr={lr}," in identity["algorithm"]
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dqnfed.core.checksums import damaged_files
 from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import run_experiment
 from tests.helpers.folders import contents, n_lines
+from tests.helpers.fork_server import ForkServer
 
 COMMAND = [sys.executable, "-m", "dqnfed.cli"]
 
@@ -110,7 +115,9 @@ def survives(experiment: Experiment, tmp_path: Path, *, n_kills: int) -> None:
     finished(command)
     experiment.played_straight(tmp_path / "straight")
     assert contents(out) == contents(tmp_path / "straight"), f"killed after {moments} lines"
-    assert [path.name for path in (out / "checkpoint").glob("state-*")] == [f"state-{experiment.rounds}.safetensors"]
+    states = {path.name for path in (out / "checkpoint").glob("state-*")}
+    assert f"state-{experiment.rounds}.safetensors" in states
+    assert len(states) <= 2
 
 
 def test_killed_twice_and_resumed(tmp_path: Path) -> None:
@@ -140,6 +147,87 @@ def test_killed_four_times_and_resumed(
         tmp_path, algorithm, rounds=150, checkpoint_seconds=checkpoint_seconds, participation=participation
     )
     survives(experiment, tmp_path, n_kills=4)
+
+
+MANY_METHODS = (
+    "dqn-fed", "fedavg", "scaffold", "ditto", "fedvarp",
+    "fedadam", "fedheal", "server-lbfgs", "fedexp", "fedcorr+fedavg",
+)  # fmt: skip
+
+
+def killed_again_and_again(server: ForkServer, algorithm: str, tmp_path: Path, *, rounds: int, n_kills: int) -> None:
+    """Kill a run so many times at random moments, and compare its end with that of an undisturbed one."""
+    chance = random.Random()
+    save = chance.choice((0.0, 0.02, 0.2))
+    experiment = Experiment(tmp_path, algorithm, rounds=rounds, checkpoint_seconds=save, participation=0.5)
+    out, log, killed = tmp_path / "killed", tmp_path / "log", 0
+    words = experiment.command(out)[len(COMMAND) :]
+    while killed < n_kills:
+        pid = server.start(*words, log=log)
+        moment = min(n_lines(out) + chance.randint(0, 2 * rounds // n_kills), rounds - 1)
+        while server.is_running(pid) and n_lines(out) < moment:
+            time.sleep(0.001)
+        time.sleep(chance.choice((0.0, chance.uniform(0, 0.03))))
+        if server.is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+        code = server.wait(pid)
+        if code == -signal.SIGKILL:
+            killed += 1
+            words = ["resume", str(out)] if (out / "config.toml").is_file() else words
+            continue
+        assert code == 0, log.read_text()  # it came to its end before the kill: compared, and begun again
+        compare_with_straight(experiment, out, tmp_path)
+        shutil.rmtree(out)
+        words = experiment.command(out)[len(COMMAND) :]
+    assert server.run(*words, log=log) == 0, log.read_text()
+    compare_with_straight(experiment, out, tmp_path)
+
+
+def compare_with_straight(experiment: Experiment, out: Path, tmp_path: Path) -> None:
+    straight = tmp_path / "straight"
+    if not straight.is_dir():
+        experiment.played_straight(straight)
+    assert contents(out) == contents(straight)
+    assert damaged_files(out) == []
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as found:
+        yield found
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold"])
+def test_killed_five_times(server: ForkServer, algorithm: str, tmp_path: Path) -> None:
+    killed_again_and_again(server, algorithm, tmp_path, rounds=60, n_kills=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", MANY_METHODS)
+def test_two_hundred_kills_over_ten_methods(server: ForkServer, algorithm: str, tmp_path: Path) -> None:
+    killed_again_and_again(server, algorithm, tmp_path, rounds=160, n_kills=20)
+
+
+def test_killed_between_any_two_files(server: ForkServer, tmp_path: Path) -> None:
+    """Between any two files, those written at the end and the noise record among them: nothing is lost."""
+    experiment = Experiment(tmp_path, "fedavg", rounds=2, checkpoint_seconds=30.0, participation=0.5)
+    experiment.file.write_text(experiment.file.read_text() + WRONG_LABELS)
+    log, straight = tmp_path / "log", tmp_path / "straight"
+    experiment.played_straight(straight)
+    n_files = 0
+    while True:
+        n_files += 1
+        out = tmp_path / str(n_files)
+        code = server.run(*experiment.command(out)[len(COMMAND) :], log=log, kill_at=n_files)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, log.read_text()
+        words = ["resume", str(out)] if (out / "config.toml").is_file() else experiment.command(out)[len(COMMAND) :]
+        assert server.run(*words, log=log) == 0, log.read_text()
+        assert contents(out) == contents(straight), f"killed after file {n_files}"
+        assert (out / "noise.json").read_bytes() == (straight / "noise.json").read_bytes(), f"file {n_files}"
+        assert damaged_files(out) == []
+    assert n_files > 10  # config, clients, environment, lines, checksums, checkpoint, model, noise, summary, checksums
 
 
 def test_interrupted_and_resumed(tmp_path: Path) -> None:

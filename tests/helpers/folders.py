@@ -26,3 +26,16 @@ def contents(out: Path) -> dict[str, Any]:
         "model": (out / "model.safetensors").read_bytes(),
         "summary": summary,
     }
+
+
+def newest_checkpoint(out: Path) -> dict[str, Any]:
+    """Return the facts of the newest checkpoint."""
+    files = (out / "checkpoint").glob("checkpoint-*.json")
+    newest = max(files, key=lambda path: int(path.stem.removeprefix("checkpoint-")))
+    facts: dict[str, Any] = json.loads(newest.read_text())
+    return facts
+
+
+def newest_tensors(out: Path) -> Path:
+    """Return the file with the tensors of the newest checkpoint."""
+    return out / "checkpoint" / f"state-{newest_checkpoint(out)['round']}.safetensors"

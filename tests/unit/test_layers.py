@@ -15,7 +15,7 @@ from tests.helpers.repository import SOURCE
 ROOMS = ({"maths"}, {"core"}, {"algorithms", "data", "models"}, {"accel"}, {"sim"}, {"flower"}, {"experiments"})
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 TOP = {"cli", "__main__"}  # see every room
-REPORT_SEES = ("dqnfed.core.result", "dqnfed.maths.fairness", "dqnfed.experiments.paper")
+REPORT_SEES = ("dqnfed.core.checksums", "dqnfed.core.result", "dqnfed.maths.fairness", "dqnfed.experiments.paper")
 
 
 class Import(NamedTuple):

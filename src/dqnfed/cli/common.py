@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+DIVERGED = 3  # exit code of a run whose loss is not finite or has risen
 console = Console()
 errors = Console(stderr=True)
 
@@ -176,6 +178,17 @@ def print_unused(planned: Sequence[Any], done: Sequence[Path], quiet: bool) -> N
         note_of(quiet)(line)
 
 
+def print_diverged(planned: Sequence[Any], done: Sequence[Path]) -> None:
+    """Tell which of the finished runs diverged, and why."""
+    from dqnfed.core.run_folder import RunFolder
+
+    for run in planned:
+        summary = (RunFolder(run.folder).summary() or {}) if run.folder in done else {}
+        if summary.get("status") == "diverged":
+            line = f"{run.config.algorithm.name}, seed {run.config.run.seed}: {summary['reason']}"
+            errors.print(f"[red]diverged:[/red] {escape(line)}", soft_wrap=True, highlight=False)
+
+
 def print_kept(planned: Sequence[Any], done: Sequence[Path], quiet: bool) -> None:
     """Tell which round's model every run kept, one line a method, where the best one is kept and not the last."""
     from dqnfed.core.run_folder import RunFolder
@@ -243,10 +256,17 @@ def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
         console.print(line, soft_wrap=True, highlight=False)
     if "noise" in summary:
         console.print(noise_line(summary), soft_wrap=True, highlight=False)
-    if summary["reason"]:
-        console.print(f"ended early: {summary['reason']}")
+    if summary.get("untested") and not quiet:
+        n = summary["untested"]
+        console.print(f"{n} {'client was' if n == 1 else 'clients were'} too small to be tested, and trained only")
+    if summary["status"] == "diverged":
+        errors.print(f"[red]diverged:[/red] {escape(summary['reason'])}", soft_wrap=True, highlight=False)
+    elif summary["reason"]:
+        console.print(f"ended early: {summary['reason']}", soft_wrap=True)
     if not quiet:
-        console.print(f"run folder: {folder}")
+        console.print(f"run folder: {folder}", soft_wrap=True)
+    if summary["status"] == "diverged":
+        raise typer.Exit(DIVERGED)
     if summary["status"] == "interrupted":
         console.print(f"interrupted; go on with: dqnfed resume {folder}")
         raise typer.Exit(130)
@@ -257,7 +277,9 @@ def two_digits(value: float | None) -> str:
 
 
 def default_out(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """Return a new folder inside runs/, whatever the experiment is called."""
+    inside = re.sub(r"[^\w .+=,()-]", "-", name).strip(". ")[:100] or "run"
+    return Path("runs") / f"{inside}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def refuse_used(folder: Path) -> None:

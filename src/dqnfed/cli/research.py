@@ -20,6 +20,7 @@ from dqnfed.cli.common import (
     default_out,
     errors,
     names_of,
+    print_diverged,
     print_kept,
     print_report,
     print_unused,
@@ -87,6 +88,7 @@ def sweep(
     print_unused(planned, done, quiet)
     print_report(done, plan.out / "report.html", f"{config.name}, every method at its best", quiet)
     print_kept(planned, done, quiet)
+    print_diverged(planned, done)
     if not quiet:
         console.print(f"whole grid: {plan.out / 'sweep.md'}")
 

@@ -23,6 +23,7 @@ from dqnfed.cli.common import (
     note_of,
     observers_of,
     own_settings,
+    print_diverged,
     print_estimate,
     print_kept,
     print_notes,
@@ -148,6 +149,7 @@ def compare(
     print_unused(planned, done, quiet)
     print_report(done, folder / "report.html", config.name, quiet)
     print_kept(planned, done, quiet)
+    print_diverged(planned, done)
     if len(done) < len(planned):
         raise typer.Exit(1)  # some method could not run; the messages above say which and why
 
@@ -158,13 +160,13 @@ def resume(folder: Path, quiet: Quiet = False, verbose: Verbose = False) -> None
 
     Example:  dqnfed resume runs/digits-20260101-120000
     """
+    from dqnfed.core.checksums import damaged_files
     from dqnfed.core.run_folder import RunFolder
     from dqnfed.experiments.experiment import resumed_config, run_experiment
 
     config = resumed_config(folder)
-    summary = RunFolder(folder).summary()
-    if summary is not None and summary["status"] != "interrupted":
-        print_result(summary, folder, quiet)
+    if RunFolder(folder).is_over() and not damaged_files(folder):
+        print_result(RunFolder(folder).summary() or {}, folder, quiet)
         return
     observers = observers_of(config, quiet)(config.algorithm.name)
     result = run_experiment(config, folder, observers=observers, resume=True, note=note_of(quiet))
@@ -198,8 +200,11 @@ def export(folder: Annotated[Path, typer.Argument(metavar="RUN")], model: Path) 
     """
     import shutil
 
+    from dqnfed.core.checksums import refuse_damaged
+
     source = folder / "model.safetensors"
     if not source.is_file():
         raise FileNotFoundError(f"{folder} has no trained model yet; `dqnfed resume {folder}` finishes the run.")
+    refuse_damaged(folder)
     shutil.copyfile(source, model)
     console.print(f"model: {model}")

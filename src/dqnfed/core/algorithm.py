@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
@@ -92,7 +92,7 @@ class Algorithm(ABC, Generic[S, M, U]):
     info: ClassVar[Info]
 
     def __post_init__(self) -> None:
-        check_whole_numbers(self)
+        check_types(self)
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:
         """Return this method with every "auto" resolved, or refuse what cannot work and say why."""
@@ -168,6 +168,7 @@ def check_range(
 ) -> None:
     """Refuse a hyper-parameter outside its range, with the range."""
     value = getattr(settings, name)
+    _check_number(settings, name, value)
     below = low is not None and (value <= low if open_low else value < low)
     above = high is not None and (value >= high if open_high else value > high)
     if below or above or value != value:
@@ -176,13 +177,38 @@ def check_range(
         raise ValueError(f"{type(settings).__name__}: `{name}` must be in {left}, {right}, but is {value}.")
 
 
-def check_whole_numbers(settings: Any) -> None:
-    """Refuse a hyper-parameter that counts something and is no whole number."""
+def _check_number(settings: Any, name: str, value: Any) -> None:
+    if not is_number(value):
+        raise ValueError(f"{type(settings).__name__}: `{name}` must be a number, but is {value!r}.")
+
+
+def check_types(settings: Any) -> None:
+    """Refuse a setting of another type than it is declared with: a truth value is no number."""
     for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        counts = setting.type in ("int", "int | None", int, int | None) and value is not None
-        if counts and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise ValueError(f"{type(settings).__name__}: `{setting.name}` must be a whole number, but is {value!r}.")
+        value, declared = getattr(settings, setting.name), str(setting.type)
+        if value is None and declared.endswith("| None"):
+            continue
+        rule = RULES.get(declared.removesuffix(" | None"))
+        if rule is not None and not rule[0](value):
+            raise ValueError(f"{type(settings).__name__}: `{setting.name}` must be {rule[1]}, but is {value!r}.")
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether the value is a whole number; a truth value is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether the value is a real number; a truth value is none."""
+    return False if isinstance(value, bool) else isinstance(value, Real)
+
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (is_whole, "a whole number"),
+    "float": (is_number, "a number"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "str": (lambda value: isinstance(value, str), "text"),
+}
 
 
 def check_choice(settings: Any, name: str, choices: tuple[str, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,9 @@ from dqnfed.core.seeds import numpy_seed_for
 
 Part = Literal["train", "validation", "test"]
 Arrays = Tensor | np.ndarray[Any, Any]
+LARGEST = 1e18  # in size, of a number in the data: its square is still a float32
+
+logger = logging.getLogger("dqnfed")
 
 
 class Examples(NamedTuple):
@@ -60,16 +65,23 @@ class Federation:
             object.__setattr__(self, "names", tuple(str(c) for c in range(self.n_clients)))
         parts: tuple[Part, ...] = ("train", "test") if self.validation is None else ("train", "validation", "test")
         for part in parts:
+            if self.examples(part).targets.device.type == "cpu":  # those on a GPU came from here
+                _check_labels(f"some client has in its {part} examples", self.examples(part).targets)
             n_held = len(self.examples(part).starts) - 1
             if n_held != self.n_clients:
                 raise ValueError(
                     f"{self.n_clients} clients but {part} examples of {n_held}; every client needs its own."
                 )
             empty = (self.examples(part).sizes == 0).nonzero().flatten().tolist()
-            if empty:
+            if empty and part == "train":
                 raise ValueError(
                     f"client '{self.names[empty[0]]}' has no {part} examples ({len(empty)} such clients); every client "
                     "needs at least one. Remove these clients, or give them data."
+                )
+            if len(empty) == self.n_clients:
+                raise ValueError(
+                    f"no client has {part} examples ({self.n_clients} clients), so there is nothing to measure; hold "
+                    f"some out (`{part}=0.2`), or give the clients more data."
                 )
 
     @cached_property
@@ -80,6 +92,23 @@ class Federation:
     def n_examples(self) -> Tensor:
         """Training examples of every client, [C]."""
         return self.train.sizes
+
+    @cached_property
+    def untested(self) -> tuple[str, ...]:
+        """Names of the clients that are too small to be tested: they train, and have no score."""
+        return tuple(self.names[c] for c in (self.test.sizes == 0).nonzero().flatten().tolist())
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 of the examples, by part, and of the clients' names; of data that are elsewhere there is none."""
+        if not self.train.inputs.numel():
+            return {}
+        found = {"names of the clients": hashlib.sha256("\0".join(self.names).encode()).hexdigest()}
+        for part, held in (("training", self.train), ("validation", self.validation), ("test", self.test)):
+            if held is not None:
+                for what, tensor in (("inputs", held.inputs), ("targets", held.targets)):
+                    found[f"{part} {what}"] = tensor_checksum(tensor, held.starts)
+        return found
 
     def examples(self, part: Part) -> Examples:
         if part == "validation":
@@ -159,7 +188,7 @@ class Federation:
         _check_names(len(clients), names, groups)
         shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
         _check_shares(shares)
-        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
+        pairs = [_checked_pair(name, client) for name, client in zip(names, clients, strict=True)]
         _check_shapes(names, pairs)
         parts: dict[Part, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
         for c, (x, y) in enumerate(pairs):
@@ -167,10 +196,10 @@ class Federation:
             for part, rows in held_out.items():
                 parts[part].append((x[rows], y[rows]))
         if not isinstance(test, int | float):
-            parts["test"] = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in test]
+            parts["test"] = _given_test(names, test, pairs[0])
         if n_classes is None and not pairs[0][1].is_floating_point():
             n_classes = 1 + max(int(y.max()) for _, y in pairs if len(y))
-        return cls(
+        found = cls(
             _joined(parts["train"]),
             _joined(parts["test"]),
             _joined(parts["validation"]) if validation else None,
@@ -178,6 +207,9 @@ class Federation:
             None if groups is None else tuple(groups),
             n_classes,
         )
+        if found.untested:
+            logger.warning("%s", untested_line(found.untested))
+        return found
 
     @classmethod
     def from_arrays(
@@ -191,6 +223,7 @@ class Federation:
         seed: int = 0,
     ) -> Federation:
         """Return the federation of examples that each name their client; clients are sorted by name."""
+        inputs, targets = _as_pair("the examples", (inputs, targets))
         owner = np.asarray([str(c) for c in _listed(clients)])
         if len(owner) != len(inputs):
             raise ValueError(f"{len(inputs)} inputs but {len(owner)} client names; every example needs its client.")
@@ -214,6 +247,23 @@ class Federation:
             inputs = torch.stack([torch.as_tensor(x) for x, _ in items])
             pairs.append((inputs, torch.stack([torch.as_tensor(y) for _, y in items])))
         return cls.from_clients(pairs, test=test, validation=validation, seed=seed)
+
+
+def untested_line(names: Sequence[str]) -> str:
+    """Return the sentence about clients that have no examples to be tested on."""
+    shown = ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    subject = f"client {shown} is" if len(names) == 1 else f"clients {shown} are"
+    return f"{subject} too small to be tested: kept for training, without a score"
+
+
+def tensor_checksum(values: Tensor, *more: Tensor) -> str:
+    """Return the SHA-256 of the tensors' types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for tensor in (values, *more):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def split_rows(n: int, targets: Tensor, shares: dict[Part, float], *, seed: int, client: int) -> dict[Part, Tensor]:
@@ -252,11 +302,75 @@ def _check_names(n_clients: int, names: Sequence[str], groups: Sequence[str] | N
 def _check_shares(shares: Mapping[Part, float]) -> None:
     """Refuse shares that cannot be held out, or that leave nothing."""
     for part, share in shares.items():
-        if not 0 <= share < 1:
-            raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share}.")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share!r}.")
     if sum(shares.values()) >= 1:
         test, validation = shares["test"], shares["validation"]
         raise ValueError(f"the shares test={test} and validation={validation} leave nothing to train on.")
+
+
+def _checked_pair(name: str, client: Any) -> tuple[Tensor, Tensor]:
+    """Return a client's inputs and targets as tensors, or refuse values that no model can learn from."""
+    pair = _as_pair(f"client '{name}'", client)
+    for what, values in zip(("inputs", "targets"), pair, strict=True):
+        _check_magnitudes(name, what, values)
+    _check_labels(f"client '{name}' has", pair[1])
+    return pair[0], pair[1].long() if pair[1].dtype == torch.bool else pair[1]
+
+
+def _as_pair(who: str, given: Any) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets as tensors of real numbers, one row an example."""
+    try:
+        inputs, targets = given
+        pair = torch.as_tensor(inputs), torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{who} must be a pair (inputs, targets) of arrays of numbers, but cannot be read as one ({error}); make "
+            "it two NumPy arrays or tensors."
+        ) from error
+    for what, values in zip(("inputs", "targets"), pair, strict=True):
+        if values.dim() == 0 or values.is_complex():
+            raise ValueError(
+                f"{who}: {what} of shape {tuple(values.shape)} and type {values.dtype}; they must be real numbers, "
+                "one row an example."
+            )
+    return pair
+
+
+def _check_labels(who: str, labels: Tensor) -> None:
+    """Refuse class labels below 0, which losses would take for padding."""
+    if labels.is_floating_point() or labels.dtype == torch.bool or not labels.numel() or int(labels.min()) >= 0:
+        return
+    raise ValueError(
+        f"{who} the class label {int(labels.min())}, but whole-number labels are classes 0, 1, ...; turn -1 and +1 "
+        'into classes with `(y > 0).long()`, or give floats for `loss="logistic"`.'
+    )
+
+
+def _given_test(names: Sequence[str], test: Any, like: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the clients' own test examples, shaped as those they train on."""
+    if not isinstance(test, list | tuple):
+        raise ValueError(f"`test` must be a share in [0, 1) or a list of (inputs, targets), but is {test!r}.")
+    if len(test) != len(names):
+        raise ValueError(f"{len(names)} clients but test examples of {len(test)}; every client needs its own.")
+    found = [_checked_pair(name, client) for name, client in zip(names, test, strict=True)]
+    _check_shapes((names[0], *names), [like, *found])
+    return found
+
+
+def _check_magnitudes(name: str, what: str, values: Tensor) -> None:
+    """Refuse numbers that are not finite, or so large that their squares are not."""
+    if not values.is_floating_point() or not values.numel():
+        return
+    bad = ~(values.abs() <= LARGEST)
+    if bool(bad.any()):
+        place = bad.nonzero()[0].tolist()
+        column = f", column {', '.join(map(str, place[1:]))}" if place[1:] else ""
+        raise ValueError(
+            f"client '{name}' has {values[tuple(place)].item()} in its {what} (row {place[0]}{column}; "
+            f"{int(bad.sum())} such values); numbers must be finite and at most {LARGEST:g} in size. Remove these "
+            "rows, or fill the values in."
+        )
 
 
 def _check_shapes(names: Sequence[str], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -283,4 +397,7 @@ def _listed(clients: Sequence[Any] | Arrays) -> list[Any]:
     if isinstance(clients, Tensor | np.ndarray):
         listed: list[Any] = clients.tolist()
         return listed
-    return list(clients)
+    try:
+        return list(clients)
+    except TypeError as error:
+        raise ValueError(f"`clients` must name the client of every example, but is {clients!r}.") from error

@@ -174,8 +174,10 @@ class Problem:
         model_spec: dict[str, Any] | None = None,
     ) -> Problem:
         """Return the problem of training an ordinary module; dropout is off, buffers stay as they are."""
-        if loss not in LOSSES:
-            raise ValueError(f"loss must be one of {sorted(LOSSES)}, but is '{loss}'; or pass `losses=`, a function.")
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"`module` must be a torch.nn.Module, but is a {type(module).__name__}: {module!r}.")
+        if not isinstance(loss, str) or loss not in LOSSES:
+            raise ValueError(f"loss must be one of {sorted(LOSSES)}, but is {loss!r}; or pass `losses=`, a function.")
         _refuse_mixed_examples(module)
         _refuse_frozen_parameters(module)
         template = copy.deepcopy(module).eval()
@@ -219,6 +221,56 @@ class Problem:
         module = copy.deepcopy(self.module)
         fill_module(module, named_parameters(theta, self.layout))
         return module
+
+
+def check_fit(problem: Problem, inputs: Tensor, targets: Tensor) -> None:
+    """Raise where the model, its loss and the data do not fit: what a run would meet in its first round.
+
+    `inputs` and `targets` are all examples; the first two are passed through the model.
+    """
+    few, wanted = inputs[:2].to(problem.theta0.device), targets[:2].to(problem.theta0.device)
+    try:
+        with torch.no_grad():
+            outputs: Any = problem.predict(problem.theta0, few)
+    except Exception as error:  # whatever a module of somebody else raises
+        raise ValueError(
+            f"the model cannot read the clients' inputs of shape {tuple(inputs.shape[1:])} and type {inputs.dtype} "
+            f"({type(error).__name__}: {error}); give it inputs that it was made for."
+        ) from error
+    _check_outputs(problem, outputs, len(few), targets)
+    try:
+        with torch.no_grad():
+            losses = problem.losses(outputs, wanted)
+    except Exception as error:
+        raise ValueError(
+            f"the loss cannot compare outputs of shape {tuple(outputs.shape)} with targets of shape "
+            f"{tuple(wanted.shape)} and type {wanted.dtype} ({type(error).__name__}: {error}); whole numbers are "
+            'classes, for "squared-error" and "logistic" give floats.'
+        ) from error
+    found: Any = losses
+    if not isinstance(found, Tensor) or found.shape != (len(few),):
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"the loss must return one number for each of {len(few)} examples, shape ({len(few)},), but returns "
+            f'{shape}; do not take its mean (reduction="none").'
+        )
+
+
+def _check_outputs(problem: Problem, outputs: Any, n_examples: int, targets: Tensor) -> None:
+    """Raise where the outputs are not one row an example, or fewer than there are classes."""
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != n_examples:
+        what = f"of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise ValueError(
+            f"the model must return one row of outputs for each of {n_examples} examples, but returns {what}."
+        )
+    if problem.losses is not cross_entropies or targets.dim() != 1 or targets.is_floating_point():
+        return
+    n_outputs, largest = outputs.shape[1] if outputs.dim() > 1 else 1, int(targets.max())
+    if largest >= n_outputs:
+        raise ValueError(
+            f"the model has {n_outputs} outputs, but the clients have the class {largest}; it needs at least "
+            f"{largest + 1}."
+        )
 
 
 def fill_module(module: nn.Module, parameters: dict[str, Tensor]) -> None:

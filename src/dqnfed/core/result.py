@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dqnfed.core.checksums import refuse_damaged
 from dqnfed.core.problem import fill_module
 from dqnfed.core.run_folder import ClientRow, RunFolder
 from dqnfed.core.tensors import Layout, named_parameters
@@ -76,13 +76,17 @@ class RunResult:
     def load(cls, path: str | Path) -> RunResult:
         """Return the run that a folder holds; it must be over or interrupted, not in progress."""
         folder = RunFolder(Path(path))
-        config, summary = folder.config(), folder.summary()
-        if summary is None:
+        if (folder.path / "config.toml").is_file() and not (folder.path / "summary.json").is_file():
             raise FileNotFoundError(
                 f"{path} has no summary.json: the run is still going on or was killed; see `dqnfed resume {path}`."
             )
+        refuse_damaged(folder.path)
+        config, summary = folder.config(), folder.summary()
+        assert summary is not None
         parameters, metadata = folder.read_model()
-        order = metadata["layout"]
+        order = metadata.get("layout") or []
+        if not order or not set(order) <= parameters.keys():
+            raise ValueError(f"damaged: {folder.path / 'model.safetensors'} does not say which parameters it holds.")
         columns, rows = folder.client_table()
         return cls(
             theta=torch.cat([parameters[name].reshape(-1) for name in order]),
@@ -92,8 +96,8 @@ class RunResult:
             client_rows=rows,
             columns=columns,
             config=config,
-            clients=json.loads((folder.path / "clients.json").read_text(encoding="utf-8")),
-            environment=json.loads((folder.path / "env.json").read_text(encoding="utf-8")),
+            clients=folder.read_json("clients.json"),
+            environment=folder.read_json("env.json"),
             model_spec=metadata.get("model"),
         )
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm, Info, check_choice, check_range
+from dqnfed.core.algorithm import AnyAlgorithm, Info, check_choice, check_range, check_types
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import named_tensors
@@ -37,6 +37,7 @@ class Policy:
     drop_share: float | None = None  # likewise: share of a cohort that may be left out for inconsistent replies
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choice(self, "on_nonfinite", ("drop", "fail"))
         check_choice(self, "on_missing", ("proceed", "fail"))
         check_range(self, "timeout", low=0.0, open_low=True)

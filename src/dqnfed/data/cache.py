@@ -9,9 +9,11 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from dqnfed.data.catalogue import Dataset
 from dqnfed.data.raw import RawData
@@ -52,9 +54,13 @@ def read_cached(path: Path, stamped: str) -> RawData | None:
             if metadata.get("format") != FORMAT or metadata.get("stamp") != stamped:
                 return None
             columns = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError):
+        about = json.loads(metadata["about"])
+        return _raw_data(about, columns)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):  # damaged: the files are read again
         return None
-    about = json.loads(metadata["about"])
+
+
+def _raw_data(about: dict[str, Any], columns: dict[str, Tensor]) -> RawData:
     return RawData(
         name=about["name"],
         inputs=columns["inputs"],

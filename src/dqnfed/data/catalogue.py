@@ -24,7 +24,7 @@ class Download:
     """A file at the official source."""
 
     url: str
-    md5: str | None = None  # of the file, as its source or its usual loaders publish it
+    md5: str | None = None  # of the file, as its source or its usual loaders publish it; None: recorded at first use
     content_md5: str | None = None  # of the unpacked contents: the same bytes may be packed in several ways
 
     @property
@@ -75,15 +75,16 @@ QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master"
 CIFAR = "https://www.cs.toronto.edu/~kriz"
 
 
-def libsvm(name: str, title: str, n_examples: int, *, has_test: bool) -> Dataset:
-    files = (name, f"{name}.t") if has_test else (name,)
+def libsvm(name: str, title: str, n_examples: int, *checksums: str | None) -> Dataset:
+    """Return the entry of a set with one file or, where there are two checksums, with a test file too."""
+    files = (name, f"{name}.t")[: len(checksums)]
     return Dataset(
         name=name,
         title=title,
         read=partial(read_libsvm, name=name),
         folder="libsvm",
         watched=files,
-        downloads=tuple(Download(f"{LIBSVM}/{file}") for file in files),
+        downloads=tuple(Download(f"{LIBSVM}/{file}", md5) for file, md5 in zip(files, checksums, strict=True)),
         n_examples=n_examples,
         licence="no formal licence; cite the source",
         cite="Chang & Lin, LIBSVM, 2011",
@@ -144,7 +145,7 @@ _ALL = [
         folder="fashion_mnist",
         watched=("*-ubyte*",),
         downloads=mnist_files(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
             ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", ""),
             ("25c81989df183df01b3e8a0aad5dffbe", ""),
             ("bef4ecab320f06d8554ea6380940ec79", ""),
@@ -240,7 +241,7 @@ _ALL = [
         read=read_tinyimagenet,
         folder="tinyimagenet",
         watched=("tiny-imagenet-200/train", "tiny-imagenet-200/val/images", "train", "val/images"),
-        downloads=(Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip"),),
+        downloads=(Download("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
         hub=HubSource("zh-plus/tiny-imagenet", "image", "label", test_split="valid"),
         mean=(0.4802, 0.4481, 0.3975),
         std=(0.2770, 0.2691, 0.2821),
@@ -281,11 +282,29 @@ _ALL = [
         licence="research only, by agreement with the authors",
         cite="Xiao et al., CVPR 2015",
     ),
-    libsvm("a1a", "Adult, first subset: 123 binary features", 32_561, has_test=True),
-    libsvm("a9a", "Adult: 123 binary features", 48_842, has_test=True),
-    libsvm("w8a", "Web pages: 300 binary features", 64_700, has_test=True),
-    libsvm("phishing", "Phishing web sites: 68 features", 11_055, has_test=False),
-    libsvm("mushrooms", "Mushrooms: 112 binary features", 8_124, has_test=False),
+    libsvm(
+        "a1a",
+        "Adult, first subset: 123 binary features",
+        32_561,
+        "b62d93d768db2423dd06fadb24ea0c1f",
+        "4408b51b14837fb378b236462c2e4a5c",
+    ),
+    libsvm(
+        "a9a",
+        "Adult: 123 binary features",
+        48_842,
+        "fb3596510d780aaf76a06dc721d49662",
+        "f0bb16cf1ee3e80ff560e9d132ee647e",
+    ),
+    libsvm(
+        "w8a",
+        "Web pages: 300 binary features",
+        64_700,
+        "05cdbfad8de0af3887c0e6f42fddc32b",
+        "938543adbdc198246247d5d2015f01e8",
+    ),
+    libsvm("phishing", "Phishing web sites: 68 features", 11_055, None),
+    libsvm("mushrooms", "Mushrooms: 112 binary features", 8_124, "2a52251de564d72e772b25211a84f5f8"),
 ]
 
 DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _ALL}

@@ -58,6 +58,11 @@ class Preprocessing:
         return (*(column.name for column in self.numeric), *(column.name for column in self.categorical))
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the columns that hold numbers."""
+        return tuple(column.name for column in self.numeric)
+
+    @property
     def n_inputs(self) -> int:
         return sum(column.width for column in self.numeric) + sum(column.width for column in self.categorical)
 
@@ -70,6 +75,13 @@ class Preprocessing:
                 bad = next(v for v in values if v and not _is_number(v))
                 raise DataError(
                     f"column {number.name!r} held numbers in training, but {table.source} has {str(bad)!r} there."
+                )
+            if not number.has_holes and is_hole(values).any():
+                row = int(is_hole(values).argmax())
+                raise DataError(
+                    f"{table.source}, row {row + 1}: column {number.name!r} is empty or no number, but no value of it "
+                    "was missing in training, so the model does not know what that means. Fill it in or remove the "
+                    "row."
                 )
             blocks.append(number.apply(values))
         blocks += [column.apply(as_text(table.column(column.name, "inputs"))) for column in self.categorical]

@@ -10,7 +10,7 @@ import torch
 from dqnfed.core.federation import Examples, Federation
 from dqnfed.data.features import dataset_preprocessing, dataset_table
 from dqnfed.data.manifest import Manifest
-from dqnfed.data.raw import DataError, RawData
+from dqnfed.data.raw import RawData
 
 
 def federation_of(raw: RawData, manifest: Manifest, groups: tuple[str, ...] | None = None) -> Federation:
@@ -28,12 +28,6 @@ def federation_of(raw: RawData, manifest: Manifest, groups: tuple[str, ...] | No
         return Examples(raw.inputs[order], raw.targets[order], starts)
 
     has_validation = bool(manifest.sizes[:, 1].any())
-    if has_validation and not manifest.sizes[:, 1].all():
-        k = int(manifest.sizes[:, 1].argmin())
-        raise DataError(
-            f"{manifest.names[k]} holds {manifest.sizes[k].sum()} examples, too few for a validation part; "
-            "raise min_examples, or set validation to 0."
-        )
     return Federation(
         train=part([client.train for client in manifest]),
         test=part([client.test for client in manifest]),

@@ -5,21 +5,36 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import logging
+import lzma
+import struct
 import tarfile
 import time
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
+from dqnfed.core.checksums import sha256_of
 from dqnfed.data.catalogue import Download, dataset_called
 from dqnfed.data.load import folder_of, load, missing
 from dqnfed.data.raw import DataError
 
+logger = logging.getLogger("dqnfed")
 BLOCK = 1 << 18
+MAX_UNPACKED = 1 << 38  # bytes of an archive's members; the largest dataset here has 150 GB
+ODD_ARCHIVES = (
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    ValueError,
+    LookupError,
+    struct.error,
+)
 PATIENCE_SECONDS = 30.0  # without a byte before a connection counts as cut
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where known
@@ -93,6 +108,7 @@ def download(
             f"{source.url}: {trouble}. The file was thrown away; the source has changed or was tampered with."
         )
     partial.replace(target)
+    record_first_use(target, source)
 
 
 def receive(url: str, partial: Path, progress: Progress) -> None:
@@ -106,6 +122,8 @@ def receive(url: str, partial: Path, progress: Progress) -> None:
             return
         raise
     with answer:
+        if url.startswith("https:") and not answer.geturl().startswith("https:"):
+            raise DataError(f"{url} leads to {answer.geturl()}, which is not https; it is not trusted.")
         resumed = answer.status == 206
         have = have if resumed else 0
         length = answer.headers.get("Content-Length")
@@ -124,7 +142,10 @@ def problem_with(path: Path, source: Download) -> str | None:
     one.
     """
     if source.md5 is None and source.content_md5 is None:
-        return None
+        recorded = recorded_sha256(path)
+        if recorded is None or sha256_of(path) == recorded:
+            return None
+        return f"its SHA-256 is not {recorded}, as recorded when it was first fetched"
     found = md5_of(path)
     if found == source.md5:
         return None
@@ -136,10 +157,37 @@ def problem_with(path: Path, source: Download) -> str | None:
 def confirmed(path: Path, source: Download) -> str:
     """Return which published checksum a right file has."""
     if source.md5 is None and source.content_md5 is None:
-        return "no checksum is published"
+        recorded = recorded_sha256(path)
+        return "no checksum is published" + (f"; as first fetched, SHA-256 {recorded}" if recorded else "")
     if md5_of(path) == source.md5:
         return f"MD5 {source.md5}"
     return f"packed anew, but the contents have the published MD5 {source.content_md5}"
+
+
+def record_of(path: Path) -> Path:
+    """Return where the checksum of a file without a published one is kept."""
+    return path.with_name(f"{path.name.removesuffix('.part')}.sha256")
+
+
+def recorded_sha256(path: Path) -> str | None:
+    """Return the checksum that was recorded when the file was first fetched; None where there is no record."""
+    record = record_of(path)
+    return record.read_text(encoding="ascii", errors="replace").split()[0] if record.is_file() else None
+
+
+def record_first_use(path: Path, source: Download) -> None:
+    """Record the checksum of a file whose source publishes none, and say that nobody could confirm it."""
+    if source.md5 is not None or source.content_md5 is not None or recorded_sha256(path) is not None:
+        return
+    found = sha256_of(path)
+    record_of(path).write_text(f"{found}  {path.name}\n", encoding="ascii")
+    logger.warning(
+        "%s: no checksum of this file is published. Its SHA-256 is recorded now in %s, and a later fetch of other "
+        "bytes is refused: %s",
+        source.url,
+        record_of(path).name,
+        found,
+    )
 
 
 def md5_of(path: Path) -> str:
@@ -172,13 +220,17 @@ def unpack(path: Path) -> None:
                 archive.extractall(path.parent, filter="data")
         elif path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
+                if (packed := sum(entry.file_size for entry in archive.infolist())) > MAX_UNPACKED:
+                    raise DataError(f"{path} would unpack to {packed / 2**30:.0f} GiB; it is not trusted.")
                 for member in archive.namelist():
                     if not (path.parent / member).resolve().is_relative_to(path.parent.resolve()):
                         raise DataError(f"{path} holds a member {member!r} outside its folder; it is not trusted.")
                 archive.extractall(path.parent)
         else:
             return
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, *ODD_ARCHIVES) as error:
         raise DataError(f"{path} cannot be unpacked ({error}); delete it and fetch it again.") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -120,24 +120,26 @@ class Manifest:
                         f"{path} is not a partition manifest (format {metadata.get('format')!r}, expected {FORMAT!r})."
                     )
                 indices, lengths = file.get_tensor("indices").numpy(), file.get_tensor("lengths").numpy()
-        except SafetensorError as error:
+            header = json.loads(metadata["manifest"])
+            parts = np.split(indices, np.cumsum(lengths.ravel())[:-1]) if lengths.size else []
+            manifest = cls(
+                dataset=header["dataset"],
+                scheme=header["scheme"],
+                seed=header["seed"],
+                settings=header["settings"],
+                clients=tuple(ClientIndices(*parts[3 * k : 3 * k + 3]) for k in range(len(lengths))),
+                names=tuple(header["names"]),
+                n_examples=header["n_examples"],
+                fingerprint=header["fingerprint"],
+            )
+            is_whole = manifest.hash() == metadata["hash"]
+        except DataError:
+            raise
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(
                 f"{path} cannot be read as a manifest ({error}); make it again with `dqnfed partition`."
             ) from error
-        header = json.loads(metadata["manifest"])
-        parts = np.split(indices, np.cumsum(lengths.ravel())[:-1]) if lengths.size else []
-        clients = tuple(ClientIndices(*parts[3 * k : 3 * k + 3]) for k in range(len(lengths)))
-        manifest = cls(
-            dataset=header["dataset"],
-            scheme=header["scheme"],
-            seed=header["seed"],
-            settings=header["settings"],
-            clients=clients,
-            names=tuple(header["names"]),
-            n_examples=header["n_examples"],
-            fingerprint=header["fingerprint"],
-        )
-        if manifest.hash() != metadata["hash"]:
+        if not is_whole:
             raise DataError(
                 f"{path} does not match its own hash; it was changed or damaged. Make it again with `dqnfed partition`."
             )

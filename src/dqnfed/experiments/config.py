@@ -64,6 +64,7 @@ class DataBlock(Block):
     group: str | None = None  # its column of declared groups of clients
     drop: tuple[str, ...] = ()  # its columns to leave out
     task: Literal["auto", "classification", "regression"] = "auto"
+    extremes: Literal["refuse", "missing"] = "refuse"  # its numbers that are not finite or absurd
 
 
 class ModelBlock(BaseModel):
@@ -215,7 +216,7 @@ def read_config(source: str, changes: Sequence[str] = ()) -> Config:
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise ConfigError(f"there is no file {source}; `dqnfed list presets` shows the packaged experiments.")
-        text = path.read_text()
+        text = text_of(path)
     elif source in preset_names():
         text = (resources.files("dqnfed.experiments") / "presets" / f"{source}.toml").read_text()
     else:
@@ -225,9 +226,17 @@ def read_config(source: str, changes: Sequence[str] = ()) -> Config:
         )
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     return checked(with_changes(raw, changes), source)
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a config file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file in UTF-8 ({error}); TOML is written in UTF-8.") from error
 
 
 def with_changes(raw: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +29,6 @@ from dqnfed.maths.gramian import gramian
 from dqnfed.maths.solvers import min_norm_weights
 from dqnfed.maths.symmetric import positive_solution
 
-logger = logging.getLogger("dqnfed")
 RIDGE = 1e-3
 MAX_NEWTON_STEPS = 60
 RESOLVED = 1e-13  # a Newton decrement that the rounding of a loss still shows
@@ -73,19 +71,15 @@ class ConvexProblem:
 
 
 def convex_problem(name: str, data_dir: Path | None = None, *, ridge: float = RIDGE) -> ConvexProblem:
-    """Return the named benchmark problem; a LIBSVM set that is not on this machine gives way to the synthetic one.
+    """Return the named benchmark problem; a LIBSVM set is read from `data_dir/libsvm` (by default the data folder).
 
-    Files are looked for in `data_dir/libsvm` (by default the data folder); a warning says when they are not there.
+    One that is not on this machine is an error: another problem would give another table.
     """
     if name == INTERPOLATION:
         return interpolation_problem()
     if name == SYNTHETIC:
         return solved(SYNTHETIC, *synthetic_rows(), ridge=ridge)
-    try:
-        return solved(name, *libsvm_rows(name, data_dir), ridge=ridge)
-    except (DataError, MissingFiles) as error:
-        logger.warning("%s Using the synthetic problem instead.", error)
-        return solved(SYNTHETIC, *synthetic_rows(), ridge=ridge)
+    return solved(name, *libsvm_rows(name, data_dir), ridge=ridge)
 
 
 def libsvm_rows(name: str, data_dir: Path | None = None) -> tuple[Tensor, Tensor, int]:
@@ -96,7 +90,11 @@ def libsvm_rows(name: str, data_dir: Path | None = None) -> tuple[Tensor, Tensor
     folder = folder_of(dataset, data_dir)
     if not folder.is_dir():
         raise DataError(missing(dataset, folder))
-    features, labels = parsed_file(find(folder, name, f"{name}.txt"), np.float64)
+    try:
+        path = find(folder, name, f"{name}.txt")
+    except MissingFiles as error:
+        raise DataError(f"{error} {missing(dataset, folder)}") from error
+    features, labels = parsed_file(path, np.float64)
     if len(labels) < split.n_rows or features.shape[1] > split.n_features:
         raise DataError(
             f"{name} should have at least {split.n_rows} rows of at most {split.n_features} features, but {folder} has "

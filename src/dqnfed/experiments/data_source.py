@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.core.federation import Federation
+from dqnfed.core.federation import Federation, tensor_checksum, untested_line
 from dqnfed.data import Manifest, RawData, federation_of, load, partition, split
 from dqnfed.data.cache import default_data_dir
 from dqnfed.data.catalogue import dataset_called
@@ -21,6 +22,8 @@ from dqnfed.data.transform import only_classes, padded, thinned
 from dqnfed.experiments.config import ConfigError, DataBlock, NoiseBlock
 from dqnfed.experiments.own_data import Columns, OwnData, OwnFederation, check_score, own_federation
 from dqnfed.experiments.scores import CLASSIFICATION_SCORES, REGRESSION_SCORES
+
+logger = logging.getLogger("dqnfed")
 
 
 class DataSource(NamedTuple):
@@ -47,7 +50,11 @@ def data_source(data: DataBlock, seed: int, score: str | None = None) -> DataSou
         raw, manifest = dealt(data, seed)
         federation = federation_of(raw, manifest)
         if raw.columns:  # kept with the run, so that `dqnfed predict` reads new rows in the same way
-            own = OwnFederation(federation, Columns(dataset_preprocessing(raw, manifest), raw.class_names), ())
+            columns = Columns(dataset_preprocessing(raw, manifest), raw.class_names)
+            values = {"inputs": tensor_checksum(raw.inputs), "targets": tensor_checksum(raw.targets)}
+            own = OwnFederation(federation, columns, (), {**values, "who holds what": manifest.hash()})
+        if federation.untested:
+            logger.warning("%s", untested_line(federation.untested))
     chosen, function = score_called(score, is_regression=federation.n_classes is None)
     if own is not None:
         check_score(chosen, own)
@@ -136,6 +143,7 @@ def own_data(data: DataBlock, seed: int) -> OwnData:
         test=data.test,
         validation=data.validation,
         seed=seed if data.seed is None else data.seed,
+        extremes=data.extremes,
     )
 
 

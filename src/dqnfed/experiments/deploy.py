@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
+from dqnfed.core.run_folder import RunFolder
 from dqnfed.experiments.config import Config, read_config
 from dqnfed.experiments.experiment import build_algorithm, chosen_device
 from dqnfed.flower.client import Client
@@ -66,14 +66,9 @@ def free_folder(out: Path, *, resume: bool) -> Path:
     """Return `out`, or out-2, out-3, ...: the first without a run, or with one that may go on; none is overwritten."""
     for number in count(1):
         folder = out if number == 1 else out.with_name(f"{out.name}-{number}")
-        if not (folder / "config.toml").is_file() or (resume and not _is_done(folder)):
+        if not (folder / "config.toml").is_file() or (resume and not RunFolder(folder).is_over()):
             return folder
     raise AssertionError
-
-
-def _is_done(folder: Path) -> bool:
-    summary = folder / "summary.json"
-    return summary.is_file() and json.loads(summary.read_text(encoding="utf-8"))["status"] != "interrupted"
 
 
 def _use_threads(config: Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import nn
 from dqnfed.algorithms import OPTIONAL, REGISTRY, method_called
 from dqnfed.algorithms.label_correction import LabelCorrection
 from dqnfed.core.algorithm import hyperparameters
+from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.federation import Federation
 from dqnfed.core.local_work import AnyMethod
 from dqnfed.core.problem import Problem
@@ -23,11 +24,13 @@ from dqnfed.core.run_folder import RunFolder
 from dqnfed.core.runners import CohortRunner, looped, vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_number
+from dqnfed.data.cache import default_data_dir
+from dqnfed.data.catalogue import DATASETS, dataset_called
 from dqnfed.data.label_noise import Truth
 from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
 from dqnfed.experiments.noise_record import write_noise_record
-from dqnfed.experiments.own_data import OwnFederation
+from dqnfed.experiments.own_data import FEATURES_FILE, OwnFederation
 from dqnfed.experiments.settings import given_settings, unused_lines, unused_settings
 from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
@@ -50,6 +53,7 @@ class Experiment:
     kind: str  # network | convex
     own: OwnFederation | None = None  # what was learnt about the columns of the user's table
     truth: Truth | None = None  # where labels were made wrong on purpose; no part of the training
+    fingerprint: Mapping[str, str] | None = None  # of the data, where the run is to be kept
 
 
 class Built(NamedTuple):
@@ -61,10 +65,16 @@ class Built(NamedTuple):
     truth: Truth | None = None
 
 
-def build_experiment(config: Config) -> Experiment:
-    """Return the experiment that a config describes, or refuse it before anything is computed."""
+def build_experiment(config: Config, *, is_kept: bool = False) -> Experiment:
+    """Return the experiment that a config describes, or refuse it before anything is computed.
+
+    Of one that is kept in a folder, the data have a fingerprint: taken here, before the device has its say.
+    """
     algorithm = build_algorithm(config)
     problem, federation, own, truth = build_problem(config)
+    fingerprint: Mapping[str, str] | None = federation.fingerprint if is_kept else None
+    if is_kept and own is not None and own.fingerprint is not None:
+        fingerprint = own.fingerprint
     device = chosen_device(config.run.device)
     kind = problem_kind(config)
     problem = in_precision(problem.to(device), config.run.precision)
@@ -73,7 +83,7 @@ def build_experiment(config: Config) -> Experiment:
     federation = federation.to(device)
     if not algorithm.info.reads_inputs:
         problem, federation = with_features(problem, federation)
-    return Experiment(config, algorithm, problem, federation, kind, own, truth)
+    return Experiment(config, algorithm, problem, federation, kind, own, truth, fingerprint)
 
 
 def method_named(name: str) -> type[AnyMethod]:
@@ -167,7 +177,12 @@ def chosen_device(name: str) -> torch.device:
     """Return the device; "auto" takes the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"run.device is '{name}', but a device is auto, cpu, cuda or cuda:1.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"run.device is '{name}', but a device is auto, cpu, cuda or cuda:1.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"run.device is '{name}', but torch sees no CUDA device; use device = 'cpu'.")
     return device
@@ -253,10 +268,8 @@ def run_experiment(
         raise ConfigError("`privacy` is for deployed clients, but this is the simulator; leave the block out.")
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
-    experiment = build_experiment(config)
-    if experiment.own is not None and out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        experiment.own.save(out)
+    config = with_absolute_paths(config)
+    experiment = build_experiment(config, is_kept=out is not None)
     warn_of_few_rounds(experiment)
     prepared = prepared_method(experiment)
     if prepared.mode:
@@ -264,7 +277,16 @@ def run_experiment(
     unused = unused_settings(config, prepared)
     for line in unused_lines([(config, unused)]):
         note(line)
-    result = run(
+
+    def completed() -> dict[str, Any]:
+        """Write what is known about wrong labels, and return what the summary says beside the engine's own facts."""
+        if out is None or experiment.truth is None:
+            return {"unused": unused}
+        per_client = config.eval.metrics == "per-client"
+        found = write_noise_record(out, experiment.truth, experiment.federation, per_client=per_client)
+        return {"unused": unused, "noise": found}
+
+    return run(
         experiment.algorithm,
         experiment.problem,
         experiment.federation,
@@ -279,15 +301,10 @@ def run_experiment(
         observers=observers,
         config=config.as_dict(),
         resume=resume,
+        fingerprint=experiment.fingerprint,
+        files={} if experiment.own is None else {FEATURES_FILE: experiment.own.text()},
+        complete=completed,
     )
-    result.summary["unused"] = unused
-    if out is not None:
-        if experiment.truth is not None:
-            result.summary["noise"] = write_noise_record(
-                out, experiment.truth, experiment.federation, per_client=config.eval.metrics == "per-client"
-            )
-        RunFolder(out).finish(result.summary)
-    return result
 
 
 def prepared_method(experiment: Experiment) -> AnyMethod:
@@ -324,5 +341,24 @@ def warn_of_few_rounds(experiment: Experiment) -> None:
 
 
 def resumed_config(folder: Path) -> Config:
-    """Return the config of a run folder."""
-    return checked(RunFolder(folder).config(), str(folder / "config.toml"))
+    """Return the config of a run folder; data that have moved since are looked for where data are by default."""
+    if "config.toml" in damaged_files(folder):
+        raise ConfigError(
+            f"{folder} cannot go on: {damage_line('config.toml')}, so its settings are not known. Put it back from a "
+            "copy, or start a new run in another folder."
+        )
+    config = checked(RunFolder(folder).config(), str(folder / "config.toml"))
+    if config.data.dir is not None and not Path(config.data.dir).is_dir():
+        return config.model_copy(update={"data": config.data.model_copy(update={"dir": None})})
+    return config
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Return the config whose data are found from any directory: what was relative to this one is not any more."""
+    data = config.data
+    named = {"file": data.file, "manifest": data.manifest, "dir": data.dir}
+    paths = {key: str(Path(path).expanduser().absolute()) for key, path in named.items() if path is not None}
+    is_there = data.file is None and data.name in DATASETS and bool(dataset_called(data.name).folder)
+    if is_there and data.dir is None and not default_data_dir().is_absolute():
+        paths["dir"] = str(default_data_dir().absolute())
+    return config.model_copy(update={"data": data.model_copy(update=paths)}) if paths else config

@@ -10,6 +10,7 @@ from torch import Tensor
 from dqnfed.core.federation import Federation
 from dqnfed.core.run_folder import json_text, load_tensors, write_atomically
 from dqnfed.data.label_noise import Truth
+from dqnfed.sim.checkpoint import newest_state
 
 NOISE_FILE = "noise.json"
 
@@ -108,5 +109,5 @@ def _labels_now(federation: Federation, state: dict[str, Tensor]) -> Tensor:
 
 
 def _last_state(folder: Path) -> dict[str, Tensor]:
-    files = sorted((folder / "checkpoint").glob("state-*.safetensors"), key=lambda path: int(path.stem[6:]))
-    return load_tensors(files[-1])[0] if files else {}
+    newest = newest_state(folder)
+    return {} if newest is None else load_tensors(newest)[0]

@@ -4,7 +4,9 @@ learnt.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -12,17 +14,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from dqnfed.core.federation import Federation
-from dqnfed.core.run_folder import write_atomically
+from dqnfed.core.federation import Federation, untested_line
 from dqnfed.data.features import Preprocessing, fit_preprocessing
 from dqnfed.data.federate import federation_of
 from dqnfed.data.manifest import Manifest
 from dqnfed.data.partition import partition
 from dqnfed.data.raw import DataError, RawData
 from dqnfed.data.split import split
-from dqnfed.data.table import Table, as_text, is_hole, is_numeric, read_table
+from dqnfed.data.table import Table, as_text, is_hole, is_numeric, read_table, with_extremes
 
 Task = Literal["auto", "classification", "regression"]
+Extremes = Literal["refuse", "missing"]
 MAX_CLASSES = 50
 FEATURES_FILE = "features.json"
 
@@ -40,6 +42,7 @@ class OwnData:
     test: float = 0.2  # share of each client's rows
     validation: float = 0.0
     seed: int = 0
+    extremes: Extremes = "refuse"  # numbers that are not finite or absurd: refuse the table, or take them for missing
 
 
 class Columns(NamedTuple):
@@ -57,18 +60,22 @@ class OwnFederation(NamedTuple):
     federation: Federation
     columns: Columns
     notes: tuple[str, ...]
+    fingerprint: Mapping[str, str] | None = None  # of the table, by column
 
-    def save(self, folder: Path) -> None:
-        """Write what is needed to read new rows as these."""
+    def text(self) -> str:
+        """Return what `FEATURES_FILE` holds: all that is needed to read new rows as these."""
         content = self.columns._asdict() | {"preprocessing": json.loads(self.columns.preprocessing.to_json())}
-        write_atomically(folder / FEATURES_FILE, json.dumps(content, indent=1))
+        return json.dumps(content, indent=1)
 
 
 def load_columns(folder: Path) -> Columns:
-    """Return what `OwnFederation.save` wrote into a run folder."""
-    content = json.loads((folder / FEATURES_FILE).read_text(encoding="utf-8"))
-    preprocessing = Preprocessing.from_json(json.dumps(content["preprocessing"]))
-    return Columns(preprocessing, tuple(content["classes"]), content["target_mean"], content["target_std"])
+    """Return what a run folder says about the columns."""
+    try:
+        content = json.loads((folder / FEATURES_FILE).read_text(encoding="utf-8"))
+        preprocessing = Preprocessing.from_json(json.dumps(content["preprocessing"]))
+        return Columns(preprocessing, tuple(content["classes"]), content["target_mean"], content["target_std"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"damaged: {folder / FEATURES_FILE} is not what a run writes ({error!r}).") from error
 
 
 def own_federation(own: OwnData) -> OwnFederation:
@@ -81,7 +88,10 @@ def own_federation(own: OwnData) -> OwnFederation:
             "train on; use data.test = 0.2 or so."
         )
     notes: list[str] = []
-    table = labelled_rows(read_table(own.path), own, notes)
+    table = read_table(own.path)
+    fingerprint = table_fingerprint(table, own)
+    table = with_extremes(table, [name for name in table.columns if name not in own.drop], own.extremes, notes)
+    table = labelled_rows(table, own, notes)
     names, owner = owners(table, own)
     targets, classes = learnt(table, own, notes)
     raw = RawData(
@@ -92,8 +102,7 @@ def own_federation(own: OwnData) -> OwnFederation:
         clients=torch.from_numpy(owner),
         client_names=tuple(names),
     )
-    check_sizes(raw)
-    dealt = partition(raw, "natural", None, own.seed, min_examples=2)
+    dealt = partition(raw, "natural", None, own.seed, min_examples=1)
     manifest = split(raw, dealt, test=own.test, validation=own.validation)
     inputs = [c for c in table.columns if c not in {own.client, own.label, own.group, *own.drop}]
     training = np.concatenate([client.train for client in manifest])
@@ -107,7 +116,7 @@ def own_federation(own: OwnData) -> OwnFederation:
     notes += told_about(table, preprocessing, manifest, raw, classes)
     raw = replace(raw, inputs=torch.from_numpy(preprocessing.apply(table)))
     federation = federation_of(raw, manifest, groups(table, own, names, owner))
-    return OwnFederation(federation, columns, tuple(notes))
+    return OwnFederation(federation, columns, tuple(notes), fingerprint)
 
 
 def labelled_rows(table: Table, own: OwnData, notes: list[str]) -> Table:
@@ -149,16 +158,17 @@ def owners(table: Table, own: OwnData) -> tuple[list[str], np.ndarray]:
     return [str(name) for name in names], owner.astype(np.int64)
 
 
-def check_sizes(raw: RawData) -> None:
-    assert raw.clients is not None
-    counts = torch.bincount(raw.clients, minlength=len(raw.client_names))
-    small = [raw.client_names[k] for k in torch.nonzero(counts < 2).flatten().tolist()]
-    if small:
-        raise DataError(
-            f"client {small[0]!r} has fewer than 2 rows with a label ({len(small)} such clients); it needs one to "
-            "train on "
-            "and one to test on. Remove it, or merge it with another."
-        )
+def table_fingerprint(table: Table, own: OwnData) -> dict[str, str]:
+    """Return the SHA-256 of every column that counts, and of how the rows are shared out."""
+    shares = f"test {own.test}, validation {own.validation}, seed {own.seed}, task {own.task}"
+    found = {"number of rows": str(len(table)), "shares": shares}
+    for name, values in table.columns.items():
+        if name not in own.drop:
+            text = (
+                values.tobytes() if is_numeric(values) else "\0".join(values.tolist()).encode("utf-8", "surrogatepass")
+            )
+            found[f"column {name!r}"] = hashlib.sha256(text).hexdigest()
+    return found
 
 
 def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -225,7 +235,14 @@ def told_about(
             else ""
         )
     ]
-    smallest = int(manifest.sizes.sum(axis=1).argmin())
+    tested = manifest.sizes[:, 2] > 0
+    if not tested.all():
+        notes.append(
+            untested_line([name for name, is_tested in zip(manifest.names, tested, strict=True) if not is_tested])
+        )
+    if not tested.any():
+        return notes
+    smallest = int(np.where(tested, manifest.sizes.sum(axis=1), np.iinfo(np.int64).max).argmin())
     n_train, _, n_test = (int(n) for n in manifest.sizes[smallest])
     if n_test < 10:
         notes.append(
@@ -251,7 +268,7 @@ def check_score(score: str, own: OwnFederation) -> None:
     test = own.federation.test
     for k, name in enumerate(own.federation.names):
         labels = test.targets[int(test.starts[k]) : int(test.starts[k + 1])]
-        if len(labels.unique()) < 2:
+        if len(labels) > 0 and len(labels.unique()) < 2:
             raise DataError(
                 f"AUC is undefined for client {name!r}: its {len(labels)} test rows have one class. Use another score "
                 "(accuracy, f1, loss), a larger test share, or leave this client out."

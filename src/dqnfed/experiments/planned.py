@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from dqnfed.core.checksums import damaged_files
 from dqnfed.core.run_folder import RunFolder
-from dqnfed.experiments.config import Config, ConfigError, checked
-from dqnfed.experiments.experiment import build_algorithm, run_experiment
+from dqnfed.experiments.config import Config, ConfigError
+from dqnfed.experiments.experiment import build_algorithm, resumed_config, run_experiment, with_absolute_paths
 
 
 class Planned(NamedTuple):
@@ -50,16 +51,15 @@ def run_planned(run: Planned, observers: Sequence[Any]) -> Ending:
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """Return whether the folder holds this very experiment, finished."""
-    summary = RunFolder(folder).summary()
-    return summary is not None and summary["status"] != "interrupted" and was_started(folder, config)
+    """Return whether the folder holds this very experiment, finished and not damaged."""
+    return RunFolder(folder).is_over() and was_started(folder, config) and not damaged_files(folder)
 
 
 def was_started(folder: Path, config: Config) -> bool:
     """Return whether the folder holds this very experiment, as far as it came; another one is refused."""
     if not (folder / "config.toml").is_file():
         return False
-    if not is_same_run(checked(RunFolder(folder).config(), str(folder / "config.toml")), config):
+    if not is_same_run(resumed_config(folder), config):
         raise ConfigError(
             f"{folder} holds a run with other settings; choose another --out, or delete that folder to run it anew."
         )
@@ -67,5 +67,11 @@ def was_started(folder: Path, config: Config) -> bool:
 
 
 def is_same_run(one: Config, other: Config) -> bool:
-    """Return whether two configs are of one run: the same but for the method's settings, and the same method."""
-    return one.without_method() == other.without_method() and build_algorithm(one) == build_algorithm(other)
+    """Return whether two configs are of one run: the same but for the method's settings, and the same method.
+
+    Where the data lie does not count: that they are the same is checked when the run goes on.
+    """
+    plain = [with_absolute_paths(config).without_method() for config in (one, other)]
+    for content in plain:
+        content["data"].pop("dir", None)
+    return plain[0] == plain[1] and build_algorithm(one) == build_algorithm(other)

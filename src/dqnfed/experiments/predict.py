@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ from torch import nn
 
 import dqnfed.models  # noqa: F401  a loaded run builds its module with these
 from dqnfed.core.result import RunResult
-from dqnfed.data.table import read_table
+from dqnfed.data.raw import DataError
+from dqnfed.data.table import NPZ_ERRORS, read_table, with_extremes
 from dqnfed.experiments.own_data import FEATURES_FILE, load_columns
 
 
@@ -18,29 +21,89 @@ def read_inputs(path: Path, input_shape: tuple[int, ...]) -> torch.Tensor:
     """Return the examples of an .npy, .npz (array `x`) or .csv file, shaped as the model wants them."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}.")
-    match path.suffix:
-        case ".npy":
-            array = np.load(path, allow_pickle=False)
-        case ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                if "x" not in archive:
-                    raise ValueError(f"{path} has the arrays {archive.files}, but predictions need one called 'x'.")
-                array = archive["x"]
-        case ".csv":
-            array = np.atleast_2d(np.genfromtxt(path, delimiter=",", dtype=np.float32))
-            if np.isnan(array[0]).all():
-                array = array[1:]  # a header
-            if np.isnan(array).any():
-                row = int(np.isnan(array).any(1).argmax())
-                raise ValueError(f"{path}: row {row + 1} is not all numbers; predictions need numeric columns.")
-        case suffix:
-            raise ValueError(f"predictions read .npy, .npz and .csv, but {path.name} is '{suffix}'.")
+    array = read_array(path)
+    if array.dtype.kind not in "fiub" or array.ndim == 0 or len(array) == 0:
+        raise DataError(
+            f"{path.name} holds {array.dtype} of shape {array.shape}, but predictions need numbers, one row an example."
+        )
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
+    refuse_not_finite(array, path)
     inputs = torch.as_tensor(array)
     if inputs[0].numel() != int(np.prod(input_shape)):
-        raise ValueError(
+        raise DataError(
             f"{path.name} has {inputs[0].numel()} numbers an example, but the model was trained on {input_shape}."
         )
     return inputs.reshape(-1, *input_shape)
+
+
+def read_array(path: Path) -> np.ndarray:
+    """Return the numbers in an .npy, .npz (array `x`) or .csv file."""
+    match path.suffix:
+        case ".npy":
+            try:
+                return np.asarray(np.load(path, allow_pickle=False))
+            except NPZ_ERRORS as error:
+                raise DataError(f"{path} is not a whole .npy file of numbers ({type(error).__name__}).") from error
+        case ".npz":
+            try:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                    names, found = archive.files, np.asarray(archive["x"]) if "x" in archive.files else None
+            except NPZ_ERRORS as error:
+                raise DataError(f"{path} is not an .npz file with plain arrays ({type(error).__name__}).") from error
+            if found is None:
+                raise DataError(f"{path} has the arrays {names}, but predictions need one called 'x'.")
+            return found
+        case ".csv":
+            return read_numbers(path)
+        case suffix:
+            raise DataError(f"predictions read .npy, .npz and .csv, but {path.name} is '{suffix}'.")
+
+
+def read_numbers(path: Path) -> np.ndarray:
+    """Return the rows of a CSV file of numbers; a first line without any number is a header."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a text table in UTF-8 ({error}).") from error
+    if rows and not any(map(_is_number, rows[0])):
+        rows = rows[1:]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            raise DataError(f"{path}: row {number} has {len(row)} values, the first has {len(rows[0])}.")
+        if not all(map(_is_number, row)):
+            bad = next(i for i, value in enumerate(row) if not _is_number(value))
+            raise DataError(
+                f"{path}: row {number} is not all numbers ({row[bad]!r} in column {bad + 1}); predictions need numeric "
+                "columns."
+            )
+    values = np.array([[float(value) for value in row] for row in rows], dtype=np.float64)
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+        return values.astype(np.float32)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def refuse_not_finite(inputs: np.ndarray, path: Path) -> None:
+    """Raise where an example holds a number that is not finite: the model's answer would mean nothing."""
+    if inputs.dtype.kind != "f":
+        return
+    bad = ~np.isfinite(inputs.reshape(len(inputs), -1))
+    if bad.any():
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        n = int(bad.any(1).sum())
+        raise DataError(
+            f"{path}: row {row + 1}, column {column + 1} is {inputs.reshape(len(inputs), -1)[row, column]}, not a "
+            f"finite number ({n} such {'row' if n == 1 else 'rows'}); there is no prediction for it. Remove these "
+            "rows, or fill the values in."
+        )
 
 
 @torch.no_grad()
@@ -52,10 +115,17 @@ def predictions(run: Path, data: Path) -> np.ndarray:
     result = RunResult.load(run)
     if result.model_spec is None:
         raise ValueError(f"{run} was trained on a module of your own; use RunResult.load(...).model(MyModule()).")
+    if not bool(result.theta.isfinite().all()):
+        n = int((~result.theta.isfinite()).sum())
+        raise ValueError(
+            f"the model of {run} has {n} of {len(result.theta)} weights that are not finite numbers, so it predicts "
+            f"nothing (status: {result.summary['status']}); train again with a smaller learning rate."
+        )
     module = result.model()
     if (run / FEATURES_FILE).is_file():
         learnt = load_columns(run)
-        outputs = outputs_of(module, torch.from_numpy(learnt.preprocessing.apply(read_table(data))))
+        table = with_extremes(read_table(data), learnt.preprocessing.numbers, "refuse", [], farthest=math.inf)
+        outputs = outputs_of(module, torch.from_numpy(learnt.preprocessing.apply(table)))
         if learnt.classes:
             return np.take(np.array(learnt.classes), outputs.argmax(-1).numpy())
         values: np.ndarray = outputs.squeeze(-1).double().numpy() * learnt.target_std + learnt.target_mean
@@ -66,6 +136,20 @@ def predictions(run: Path, data: Path) -> np.ndarray:
 
 
 def outputs_of(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the model's outputs, or raise where they are not finite: no prediction follows from them."""
     if inputs.is_floating_point():
         inputs = inputs.to(next(module.parameters()).dtype)
-    return torch.cat([module(part) for part in inputs.split(4096)])
+    try:
+        outputs = torch.cat([module(part) for part in inputs.split(4096)])
+    except (RuntimeError, IndexError) as error:
+        raise DataError(
+            f"the model cannot read inputs of type {inputs.dtype} and shape {tuple(inputs.shape[1:])} ({error}); give "
+            "them as those it was trained on."
+        ) from error
+    if not bool(outputs.isfinite().all()):
+        row = int((~outputs.reshape(len(outputs), -1).isfinite()).any(1).nonzero()[0])
+        raise DataError(
+            f"the model's output for row {row + 1} is not finite: the row's numbers are too large. Correct or remove "
+            "the row."
+        )
+    return outputs

@@ -64,7 +64,8 @@ class MLflow:
     def end(self, summary: Mapping[str, Any]) -> None:
         for name, value in scalars(summary).items():
             self._client.log_metric(self._run, f"final/{name}", value)
-        ended = {"finished": "FINISHED", "stopped": "FINISHED"}.get(str(summary.get("status")), "KILLED")
+        known = {"finished": "FINISHED", "stopped": "FINISHED", "diverged": "FAILED"}
+        ended = known.get(str(summary.get("status")), "KILLED")
         self._client.set_terminated(self._run, status=ended)
 
 

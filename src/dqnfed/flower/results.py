@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from dqnfed.core.result import RunResult
 from dqnfed.core.tensors import named_parameters
 from dqnfed.flower.records import array_record
+from dqnfed.sim.ending import DIVERGED
 from dqnfed.sim.selection import kept_line
 
 flower_log = logging.getLogger("flwr")
@@ -30,7 +31,9 @@ class RoundLog:
             flower_log.warning("dqnfed: round %d without client %d: %s", record["round"], fault["client"], fault["why"])
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        flower_log.info("dqnfed: %s after %d rounds %s", summary["status"], summary.get("rounds", 0), summary["reason"])
+        level = logging.WARNING if summary["status"] == DIVERGED else logging.INFO
+        facts = (summary["status"], summary.get("rounds", 0), summary["reason"])
+        flower_log.log(level, "dqnfed: %s after %d rounds %s", *facts)
         if line := kept_line(summary):
             flower_log.info("dqnfed: %s", line)
 

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
@@ -44,6 +45,7 @@ from dqnfed.flower.records import array_record, decoded, encoded, kind_named, na
 from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster
 from dqnfed.sim.accelerate import acceleration
+from dqnfed.sim.checkpoint import checkpoint_rounds
 from dqnfed.sim.clients import Answers, Evaluated, LocalClients, Validated
 from dqnfed.sim.engine import cohort_size, plain_config, run_loop
 from dqnfed.sim.observers import Observer
@@ -92,7 +94,7 @@ class Strategy(FlowerStrategy):
         self._algorithm = prepared_with(algorithm, self._policy, problem, n_clients, self._cohort_size)
         self._fingerprint = repr(algorithm.prepare(problem, n_clients, self._cohort_size))  # what clients must run too
         self._out = None if out is None else Path(out)
-        self._resume = resume and self._out is not None and (self._out / "checkpoint" / "checkpoint.json").is_file()
+        self._resume = resume and self._out is not None and bool(checkpoint_rounds(self._out))
         self._wait, self._config, self._observers = wait, config, tuple(observers)
         self._roster = Roster(n_clients)
         self._key = uuid.uuid4().hex  # under which clients keep their memories of this run
@@ -399,7 +401,7 @@ class Strategy(FlowerStrategy):
                 self._evaluated[member.client] = found_there
 
     def _members_before(self) -> dict[int, Member]:
-        if not self._resume or self._out is None:
+        if not self._resume or self._out is None or "clients.json" in damaged_files(self._out):
             return {}
         described = json.loads((self._out / "clients.json").read_text(encoding="utf-8"))
         return {
@@ -414,6 +416,11 @@ class Strategy(FlowerStrategy):
         if self._out is None:
             return
         file = self._out / "flower.json"
+        if self._resume and "flower.json" in damaged_files(self._out):
+            raise ValueError(
+                f"{self._out} cannot go on: {damage_line('flower.json')}, and without its key clients do not find "
+                "their memories of this run. Put it back from a copy, or start a new run in another folder."
+            )
         if self._resume and file.is_file():
             self._key = json.loads(file.read_text(encoding="utf-8"))["run"]
         else:

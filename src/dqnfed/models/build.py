@@ -36,6 +36,11 @@ MODELS: dict[str, ModelEntry] = {
     "lstm": ModelEntry(lstm, LSTMSettings, "windows of characters"),
 }
 
+# what torch and a dataclass raise for settings of a wrong type or size
+BUILD_ERRORS = (
+    TypeError, ValueError, RuntimeError, OverflowError, IndexError, KeyError, AttributeError, ZeroDivisionError,
+    MemoryError, AssertionError,
+)  # fmt: skip
 COMMON = ("mean", "std", "double_softmax")  # settings that every model understands
 
 
@@ -58,12 +63,20 @@ def build(
                 f"model {name!r} has no setting {key!r}{nearest(key, [*known, *COMMON])}; it has "
                 f"{', '.join([*known, *COMMON])}."
             )
-    chosen = entry.settings(**{key: tuple(value) if isinstance(value, list) else value for key, value in own.items()})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers = [entry.builder(input_shape, n_outputs, chosen)]
-    if settings.get("mean") is not None:
-        layers.insert(0, Normalise(settings["mean"], settings["std"]))
+    try:
+        chosen = entry.settings(**{key: tuple(v) if isinstance(v, list) else v for key, v in own.items()})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [entry.builder(input_shape, n_outputs, chosen)]
+        if settings.get("mean") is not None:
+            layers.insert(0, Normalise(settings["mean"], settings["std"]))
+    except BUILD_ERRORS as error:
+        given = ", ".join(f"{key} = {value!r}" for key, value in settings.items()) or "its defaults"
+        raise ValueError(
+            f"model {name!r} cannot be built for inputs of shape {tuple(input_shape)} and {n_outputs} outputs with "
+            f"{given} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no more is known'}); "
+            f"its settings are {', '.join([*known, *COMMON])}."
+        ) from error
     if settings.get("double_softmax"):
         layers.append(nn.Softmax(dim=-1))
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)

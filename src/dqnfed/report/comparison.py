@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dqnfed.report.reader import Problem, Run
@@ -113,9 +114,7 @@ def group(runs: Iterable[Run], *, expect_running: bool = False) -> Grouped:
     """
     by_key: dict[tuple[str, str, str, int], list[Run]] = defaultdict(list)
     for run in runs:
-        by_key[
-            run.experiment, _frozen(run.config.get("data")), _frozen(run.config.get("model")), len(run.clients)
-        ].append(run)
+        by_key[run.experiment, _data_key(run.config), _frozen(run.config.get("model")), len(run.clients)].append(run)
     problems: list[Problem] = []
     experiments = []
     for name, same in zip(_experiment_names([key[0] for key in by_key]), by_key.values(), strict=True):
@@ -158,7 +157,22 @@ def _methods(runs: Sequence[Run], problems: list[Problem]) -> Iterable[Method]:
         label = display(algorithm) + (f" ({model} model)" if model else "")
         if len(namesakes) > 1:
             label += f" · {_what_differs(kept[0], namesakes)}"
-        yield Method(label, algorithm, kept)
+        yield Method(label + _divergence_mark(kept), algorithm, kept)
+
+
+def _divergence_mark(runs: Sequence[Run]) -> str:
+    """Return what a row says beside its name where runs of it diverged."""
+    n = sum(run.status == "diverged" for run in runs)
+    if not n:
+        return ""
+    return " (diverged)" if n == len(runs) else f" ({n} of {len(runs)} diverged)"
+
+
+def _data_key(config: Mapping[str, Any]) -> str:
+    """Return what makes the data of two runs the same; in which folder they lay does not count."""
+    data = dict(config["data"]) if isinstance(config.get("data"), Mapping) else {}
+    places = {key: Path(str(data[key])).name for key in ("file", "manifest") if key in data}
+    return _frozen({key: value for key, value in {**data, **places}.items() if key != "dir"})
 
 
 def _unique_seeds(runs: Sequence[Run], problems: list[Problem]) -> tuple[Run, ...]:

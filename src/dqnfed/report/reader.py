@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.report.measures import MEASURE, Floats, measures
 from dqnfed.report.run_files import (
     Client,
@@ -56,7 +57,7 @@ class Run:
     algorithm: str
     model: str  # "" for the model the method is evaluated by; "global" for Ditto's global model, and so on
     seed: int
-    status: str  # finished | interrupted | stopped | running
+    status: str  # finished | diverged | interrupted | stopped | running
     config: Mapping[str, Any]
     env: Mapping[str, Any]
     summary: Mapping[str, Any]
@@ -160,6 +161,7 @@ def read_run(folder: Path) -> tuple[list[Run], list[Problem]]:
     env = read_json(folder / "env.json", said)
     records = read_records(folder / "metrics.jsonl", said)
     _check_version(env, summary, said)
+    said += [damage_line(name) for name in damaged_files(folder)]
     run = Run(
         folder=folder,
         experiment=str(config.get("name") or summary.get("name") or folder.resolve().parent.parent.name),

@@ -69,7 +69,7 @@ def read_client_rows(path: Path, rounds: Mapping[int, int], said: list[str]) -> 
     if data and not data.endswith(b"\n"):
         said.append(f"{path.name}: its last line is half-written; ignored")
         data = data[: data.rfind(b"\n") + 1]
-    header = data[: data.find(b"\n")].decode().strip().split(",")
+    header = data[: data.find(b"\n")].decode(errors="replace").strip().split(",")
     if not {"round", "client"} <= set(header):
         said.append(f"{path.name}: the header {','.join(header)!r} lacks round or client; ignored")
         return ClientRows({}, {})

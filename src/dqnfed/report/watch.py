@@ -152,7 +152,8 @@ def seconds_left(run: Run) -> float:
 
 
 def _ended(run: Run) -> str:
-    return {"finished": "finished", "interrupted": "been interrupted", "stopped": "stopped"}.get(run.status, "ended")
+    known = {"finished": "finished", "interrupted": "been interrupted", "stopped": "stopped", "diverged": "diverged"}
+    return known.get(run.status, "ended")
 
 
 def _duration(seconds: float) -> str:

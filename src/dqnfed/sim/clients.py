@@ -36,7 +36,7 @@ class Evaluated(NamedTuple):
 
     clients: Tensor  # [K] who replied, ascending
     losses: Tensor  # [K] training losses, host float64
-    scores: dict[str, Tensor]  # [K] by model name, the primary model first; empty if they were not asked for
+    scores: dict[str, Tensor]  # [K] by model name, the primary first; NaN: untested; empty if they were not asked for
 
 
 class Validated(NamedTuple):
@@ -95,12 +95,17 @@ class LocalClients:
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         train, theta = setup.federation.train, state.server.theta
         losses = evaluate(setup.problem, theta, train, clients, with_score=False).loss
-        found = self._measured(setup, state, clients, setup.evaluation.part) if with_scores else {}
-        return Evaluated(clients, losses.cpu(), {name: each.scores.cpu() for name, each in found.items()})
+        if not with_scores:
+            return Evaluated(clients, losses.cpu(), {})
+        held = setup.federation.examples(setup.evaluation.part).sizes[clients] > 0  # type: ignore[arg-type]
+        found = self._measured(setup, state, clients if bool(held.all()) else clients[held], setup.evaluation.part)
+        scores = {name: _spread(each.scores.cpu(), held) for name, each in found.items()}
+        return Evaluated(clients, losses.cpu(), scores)
 
     def validate(self, setup: Setup, state: State) -> Validated:
         everybody = torch.arange(setup.federation.n_clients)
-        [found] = self._measured(setup, state, everybody, "validation", n_models=1).values()
+        held = everybody[setup.federation.examples("validation").sizes > 0]
+        [found] = self._measured(setup, state, held, "validation", n_models=1).values()
         return Validated(found.loss.cpu(), found.scores.cpu())
 
     def model_names(self, setup: Setup) -> list[str]:
@@ -130,6 +135,15 @@ class LocalClients:
             name: Measured(torch.cat([p.loss for p in parts]), torch.cat([p.scores for p in parts]))
             for name, parts in found.items()
         }
+
+
+def _spread(scores: Tensor, held: Tensor) -> Tensor:
+    """Return the scores of those who have examples at their places, NaN at those of the others."""
+    if bool(held.all()):
+        return scores
+    spread = scores.new_full((len(held),), torch.nan)
+    spread[held] = scores
+    return spread
 
 
 def _memories(setup: Setup, state: State, clients: Tensor) -> Any:

@@ -15,10 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm, Cohort, ServerStep, Status, default_of, message_bits
+from dqnfed.core.algorithm import (
+    AnyAlgorithm,
+    Cohort,
+    ServerStep,
+    Status,
+    default_of,
+    is_number,
+    is_whole,
+    message_bits,
+)
+from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.federation import Federation
 from dqnfed.core.local_work import LocalWork
-from dqnfed.core.problem import Problem
+from dqnfed.core.numerics import NUMERICS
+from dqnfed.core.problem import Problem, check_fit
 from dqnfed.core.result import RunResult, model_metadata
 from dqnfed.core.run_folder import ClientRow, RunFolder, claimed
 from dqnfed.core.runners import CohortRunner, vectorised
@@ -32,20 +43,22 @@ from dqnfed.core.screening import (
 )
 from dqnfed.core.tensors import all_finite, gather, named_parameters, row
 from dqnfed.sim.accelerate import Acceleration, acceleration, acceleration_for
-from dqnfed.sim.checkpoint import load_checkpoint, save_checkpoint
+from dqnfed.sim.checkpoint import checkpoint_rounds, load_checkpoint, save_checkpoint
 from dqnfed.sim.choice import LAST
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.early_stop import check_patience
-from dqnfed.sim.journal import DeferredLog, Journal, described_clients
+from dqnfed.sim.ending import NOT_FINITE, ended
+from dqnfed.sim.journal import DeferredLog, Journal
 from dqnfed.sim.measure import measured, model_columns, participant_losses, start_record
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.observers import Observer, report_failure
 from dqnfed.sim.selection import check_select, kept_facts, kept_model, kept_record, watch_validation
-from dqnfed.sim.state import Evaluation, Record, Setup, State
+from dqnfed.sim.state import Completion, Evaluation, Record, Setup, State
 from dqnfed.sim.tasks import TaskBuilder, sampled_clients
 
 logger = logging.getLogger("dqnfed")
 TRIM_SECONDS = 1.0  # between two returns of free memory to the system, which cost some hundredths of a second
+IRREPLACEABLE = ("config.toml", "flower.json")  # settings, and the key to the clients' memories
 MAX_PHASES = 200  # of one round; a method that asks for more does not end
 
 
@@ -67,13 +80,19 @@ def run(
     resume: bool = False,
     accelerate: bool | None = None,  # False: every computation in its plain form; None: where there is little to do
     select: str | None = None,  # which model is kept, as `Evaluation.select`, whose value it replaces
+    fingerprint: Mapping[str, str] | None = None,  # of the data, by part; default: of the federation's examples
+    files: Mapping[str, str] | None = None,  # further texts for the folder, by name
+    complete: Completion | None = None,  # what is to be added to the summary before it is written
 ) -> RunResult:
     """Return the result of training for the given number of rounds; with `out`, everything is on disk as it happens.
 
     A run is a function of its arguments: the same call gives the same bits, and a killed run that is resumed ends
-    with the bits of one that was not. Ctrl-C finishes the round, saves and returns; a second one stops at once.
+    with the bits of one that was not. Ctrl-C finishes the round, saves and returns; a second one stops at once. A
+    folder that holds a run is not overwritten.
     """
     evaluation = evaluation or Evaluation()
+    if not is_number(checkpoint_seconds) or not checkpoint_seconds >= 0:
+        raise ValueError(f"`checkpoint_seconds` must be a number >= 0, but is {checkpoint_seconds!r}.")
     setup, faster = set_up(
         algorithm,
         problem,
@@ -86,6 +105,7 @@ def run(
         policy=policy,
         accelerate=accelerate,
     )
+    setup = replace(setup, fingerprint=fingerprint, files=files or {}, complete=complete)
     settings = dict(config) if config is not None else plain_config(setup, participation)
     return run_loop(
         setup,
@@ -113,6 +133,9 @@ def set_up(
 ) -> tuple[Setup, Acceleration]:
     """Return what stays the same during a run, and the forms in which it computes."""
     size = cohort_size(participation, federation.n_clients)
+    if not is_whole(seed) or seed < 0:
+        raise ValueError(f"`seed` must be a whole number >= 0, but is {seed!r}.")
+    check_fit(problem, federation.train.inputs, federation.train.targets)
     policy = policy or Policy()
     faster = acceleration_for(problem, federation, algorithm, enabled=accelerate)
     problem = faster.problem(problem)
@@ -144,6 +167,7 @@ def run_loop(
     faster: Acceleration | None = None,
 ) -> RunResult:
     """Return the result of a run that is set up, wherever its clients are."""
+    check_rounds(setup.rounds)
     check_min_replies(setup.policy, setup.cohort_size)
     check_patience(setup)
     check_select(setup)
@@ -153,6 +177,8 @@ def run_loop(
             raise ValueError("`resume=True` needs `out`, the folder of the run that is to go on.")
         return _run_loop(setup, settings, None, checkpoint_seconds, observers, resume, faster)
     with claimed(Path(out)), closing(RunFolder(Path(out))) as folder:
+        if not resume:
+            refuse_used(folder.path)
         return _run_loop(setup, settings, folder, checkpoint_seconds, observers, resume, faster)
 
 
@@ -167,15 +193,13 @@ def _run_loop(
 ) -> RunResult:
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
-    if (
-        resume
-        and folder is not None
-        and load_checkpoint(folder.path / "checkpoint", state, setup.algorithm, _identity(setup))
-    ):
-        journal.reopen(state.round)
+    identity = {} if folder is None else _identity(setup)
+    damaged = refuse_or_name_damage(folder, resume=resume)
+    if resume and folder is not None and load_checkpoint(folder.path, state, setup.algorithm, identity):
+        journal.reopen(state.round, setup, damaged)
         logger.info("resuming after round %d", state.round - 1)
     else:
-        journal.open(settings, described_clients(setup), setup.problem)
+        journal.open(settings, setup)
         journal.add(*start_record(setup, state))
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
@@ -193,15 +217,45 @@ def _run_loop(
                 last_trimmed = time.monotonic()
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
                 log.write()
-                _save(folder, setup, state)
+                _save(folder, setup, state, identity)
                 last_saved = time.monotonic()
         log.write()
         if folder is not None:
-            _save(folder, setup, state)
+            _save(folder, setup, state, identity)
         result = finished(setup, state, journal, settings)
     for observer in observers:
         observer.end(result.summary)
     return result
+
+
+def check_rounds(rounds: Any) -> None:
+    """Raise where the number of rounds is none."""
+    if not is_whole(rounds) or rounds < 1:
+        raise ValueError(f"`rounds` must be a whole number >= 1, but is {rounds!r}.")
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise where the folder holds a run that came to its end, or that can go on."""
+    if (folder / "summary.json").is_file() or checkpoint_rounds(folder):
+        raise FileExistsError(
+            f"{folder} already holds a run, which is not overwritten; choose another `out`, go on with that run "
+            "(`resume=True`), or delete the folder."
+        )
+
+
+def refuse_or_name_damage(folder: RunFolder | None, *, resume: bool) -> list[str]:
+    """Return the damaged ones of a resumed run's files, named in the log; raise where one cannot be written anew."""
+    if folder is None or not resume:
+        return []
+    damaged = damaged_files(folder.path)
+    for name in damaged:
+        logger.error("%s", damage_line(name))
+    if lost := [name for name in damaged if name in IRREPLACEABLE]:
+        raise ValueError(
+            f"{folder.path} cannot go on: {damage_line(lost[0])}, and it cannot be written anew. Put it back from a "
+            "copy, or start a new run in another folder."
+        )
+    return damaged
 
 
 def _defers_log(problem: Problem) -> bool:
@@ -211,8 +265,8 @@ def _defers_log(problem: Problem) -> bool:
 
 def cohort_size(participation: float, n_clients: int) -> int:
     """Return how many clients a share means: rounded, at least one."""
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation must be a share in (0, 1], but is {participation}.")
+    if not is_number(participation) or not 0 < participation <= 1:
+        raise ValueError(f"participation must be a share in (0, 1], but is {participation!r}.")
     return max(1, round(participation * n_clients))
 
 
@@ -242,7 +296,7 @@ def run_round(
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
     step = train_cohort(setup, state, clients, notes, meanwhile)
     if not all_finite(step.server.theta):
-        step = ServerStep(state.server, Status.STOP, {}, f"the model is not finite after round {state.round}")
+        step = ServerStep(state.server, Status.STOP, {}, f"{NOT_FINITE} {state.round}")
     state.stopped = step.reason or "the method ended the run" if step.status is Status.STOP else ""
     record["status"] = step.status.value
     if state.stopped:
@@ -360,14 +414,15 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
     """Return the result, after writing the model and the summary to the run's folder."""
     problem = setup.problem
     evaluated = kept_record(state, journal.history)
-    summary = {
+    status, reason = ended(state, journal.history, setup.rounds)
+    summary: Record = {
         "name": settings.get("name", "run"),
         "algorithm": settings.get("algorithm", {}).get("name", type(setup.algorithm).__name__),
         "seed": setup.seed,
         "version": journal.environment["dqnfed"],
         "rounds": state.round,
-        "status": "stopped" if state.stopped else "finished" if state.round >= setup.rounds else "interrupted",
-        "reason": state.stopped,
+        "status": status,
+        "reason": reason,
         "score": problem.score_name,
         **kept_facts(setup, state),
         "accuracy": evaluated["accuracy"],
@@ -380,12 +435,16 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "n_clipped": state.n_clipped,
         "unused": unused_settings(setup.algorithm),
         "mode": setup.algorithm.mode,
+        "untested": len(setup.federation.untested),
     }
     theta = kept_model(setup, state).detach().cpu()
     if journal.folder is not None:
         journal.folder.write_model(
             named_parameters(theta, problem.layout), model_metadata(problem.layout, problem.model_spec)
         )
+    if setup.complete is not None:
+        summary.update(setup.complete())
+    if journal.folder is not None:
         journal.folder.finish(summary)
     return RunResult(
         theta=theta,
@@ -423,11 +482,11 @@ def interrupt_flag() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, usual)
 
 
-def _save(folder: RunFolder, setup: Setup, state: State) -> None:
+def _save(folder: RunFolder, setup: Setup, state: State, identity: Record) -> None:
     folder.settle()
     if setup.evaluation.metrics == "aggregate-only":
         state = replace(state, losses=torch.full_like(state.losses, torch.nan))
-    save_checkpoint(folder.path / "checkpoint", state, _identity(setup))
+    save_checkpoint(folder.path, state, identity, folder.lengths())
     logger.info("checkpoint after round %d", state.round - 1)
 
 
@@ -441,6 +500,8 @@ def _identity(setup: Setup) -> Record:
         "parameters": setup.problem.n_parameters,
         "clients a round": setup.cohort_size,
         "eval.select": setup.evaluation.select,
+        "NUMERICS": NUMERICS,
+        "data": dict(setup.federation.fingerprint if setup.fingerprint is None else setup.fingerprint),
     }
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from dqnfed.core.problem import Problem
-from dqnfed.core.run_folder import ClientRow, RunFolder, environment
+from dqnfed.core.run_folder import (
+    ClientRow,
+    RunFolder,
+    clear_disk_errors,
+    command_line,
+    environment,
+    json_text,
+    write_atomically,
+)
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Record, Setup
 
@@ -24,16 +30,20 @@ class Journal:
         self.clients: list[dict[str, Any]] = []
         self.environment: dict[str, Any] = {}
 
-    def open(self, settings: Mapping[str, Any], clients: list[dict[str, Any]], problem: Problem) -> None:
+    def open(self, settings: Mapping[str, Any], setup: Setup) -> None:
         """Begin a new run."""
-        self.clients = clients
-        self.environment = environment(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), str(problem.theta0.device))
+        self.clients, self.environment = described_clients(setup), _environment(setup)
         if self.folder is not None:
-            self.folder.begin(settings, self.clients, self.environment, self.columns)
+            self.folder.begin(settings, self.clients, self.environment, self.columns, setup.files)
 
-    def reopen(self, n_rounds: int) -> None:
-        """Go on with a run whose first rounds are done."""
+    def reopen(self, n_rounds: int, setup: Setup, damaged: Sequence[str]) -> None:
+        """Go on with a run whose first rounds are done; what is damaged and known is written anew."""
         assert self.folder is not None
+        known = {"clients.json": json_text(described_clients(setup)), "env.json": json_text(_environment(setup))}
+        with clear_disk_errors(self.folder.path):
+            for name, text in {**known, **setup.files}.items():
+                if name in damaged or not (self.folder.path / name).is_file():
+                    write_atomically(self.folder.path / name, text)
         self.folder.cut_back(n_rounds)
         self.history = self.folder.metrics()
         self.clients = json.loads((self.folder.path / "clients.json").read_text(encoding="utf-8"))
@@ -84,6 +94,10 @@ class DeferredLog:
                 observer.round(record)
 
     close = flush  # nothing is lost when the round after fails
+
+
+def _environment(setup: Setup) -> dict[str, Any]:
+    return environment(command_line(sys.argv), str(setup.problem.theta0.device))
 
 
 def described_clients(setup: Setup) -> list[dict[str, Any]]:

@@ -45,8 +45,9 @@ def measured(
         record["silent"] = asked[~torch.isin(asked, found.clients)].tolist()
     if evaluate_all and len(found.clients):
         record["train_loss"] = {"mean": float(found.losses.mean()), "max": float(found.losses.max())}
-        sizes = federation.n_examples[found.clients]
-        summaries = {name: score_summary(scores, sizes) for name, scores in found.scores.items()}
+        tested = federation.examples(setup.evaluation.part).sizes[found.clients] > 0  # type: ignore[arg-type]
+        sizes = federation.n_examples[found.clients][tested]
+        summaries = {name: score_summary(scores[tested], sizes) for name, scores in found.scores.items()}
         record["accuracy"] = next(iter(summaries.values()))
         if len(summaries) > 1:
             record["models"] = {name: summaries[name] for name in list(summaries)[1:]}
@@ -65,7 +66,11 @@ def client_rows(
         return []
     started = dict(zip(clients.tolist(), before.tolist(), strict=True)) if before is not None else {}
     asked, sizes = found.clients.tolist(), setup.federation.n_examples[found.clients].tolist()
-    columns: list[list[float | None]] = [scores.tolist() for scores in found.scores.values()]
+    tested = (setup.federation.examples(setup.evaluation.part).sizes[found.clients] > 0).tolist()  # type: ignore[arg-type]
+    columns: list[list[float | None]] = [
+        [score if has else None for score, has in zip(scores.tolist(), tested, strict=True)]
+        for scores in found.scores.values()
+    ]
     columns = columns or [[None] * len(asked)] * len(setup.model_names)
     columns = [[started.get(c) for c in asked], found.losses.tolist(), *columns]
     return [(state.round, *row) for row in zip(asked, sizes, *columns, strict=True)]

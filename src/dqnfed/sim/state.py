@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range
+from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range, check_types
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
@@ -21,6 +21,7 @@ from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
+Completion = Callable[[], Record]  # writes further files at the end, and returns what the summary says about them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Evaluation:
     select: str = LAST  # last | loss | mean | worst10 | worst5 | min: which model is kept, by validation examples
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_range(self, "every", low=1)
         check_range(self, "participants_every", low=1)
         check_choice(self, "part", ("train", "validation", "test"))
@@ -61,6 +63,9 @@ class Setup:
     tasks: TaskBuilder
     clients: Clients = field(default_factory=LocalClients)
     replies: Callable[[Any], Replies[Any]] = Replies  # from stacked updates
+    fingerprint: Mapping[str, str] | None = None  # of the data, where the federation's own is not to be taken
+    files: Mapping[str, str] = field(default_factory=dict)  # further texts for the run's folder, by name
+    complete: Completion | None = None
 
     @cached_property
     def per_client_runner(self) -> PerClientRunner | None:

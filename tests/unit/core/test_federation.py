@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from dqnfed import FedAvg, run
+from dqnfed.algorithms.ditto import Ditto
 from dqnfed.core.federation import Examples, Federation, Part, split_rows
+from tests.helpers.bowls import labelled_clients, network_bowl
 
 
 def labels(n: int, n_classes: int, seed: int) -> Tensor:
@@ -112,9 +117,9 @@ FINE = (torch.rand(5, 2), torch.zeros(5, dtype=torch.long))
         ({"clients": [FINE, (FINE[0], FINE[1][:4])]}, "client '1' has 5 inputs but 4 targets"),
         ({"clients": [FINE, (torch.rand(5, 3), FINE[1])]}, r"client '1' has inputs of shape \(3,\)"),
         ({"clients": [FINE, (FINE[0], torch.rand(5, 2))]}, r"client '1' has targets of shape \(2,\)"),
-        ({"clients": [FINE, (FINE[0][:1], FINE[1][:1])]}, "client '1' has no test examples"),
+        ({"clients": [(FINE[0][:1], FINE[1][:1])] * 2}, "no client has test examples"),
         ({"clients": [FINE, (FINE[0][:0], FINE[1][:0])]}, "client '1' has no train examples"),
-        ({"clients": [FINE, (FINE[0][:2], FINE[1][:2])], "validation": 0.2}, "client '1' has no validation examples"),
+        ({"clients": [(FINE[0][:2], FINE[1][:2])] * 2, "validation": 0.2}, "no client has validation examples"),
         ({"clients": [FINE, FINE], "test": [FINE]}, "2 clients but test examples of 1"),
         ({"clients": [FINE], "test": 1.2}, r"`test` must be a share in \[0, 1\)"),
         ({"clients": [FINE], "test": -0.1}, r"`test` must be a share in \[0, 1\)"),
@@ -180,3 +185,68 @@ def test_a_federation_elsewhere_is_known_by_its_numbers() -> None:
     assert far.test.sizes.tolist() == [1, 2]
     assert far.label_counts() is None
     assert far.train.inputs.numel() == 0
+
+
+@pytest.mark.parametrize("low", [-1, -100])
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_class_labels_below_zero_are_refused_with_the_way_out(low: int, as_numpy: bool) -> None:
+    """They would be taken for padding, and never be learnt."""
+    inputs, labels = torch.rand(20, 3), torch.where(torch.arange(20) % 2 == 0, 1, low)
+    given = (inputs.numpy(), labels.numpy()) if as_numpy else (inputs, labels)
+    message = rf"client '\d' has the class label {low}.*\(y > 0\)\.long\(\).*floats for `loss=\"logistic\"`"
+    with pytest.raises(ValueError, match=message):
+        Federation.from_clients([given])
+    with pytest.raises(ValueError, match=message):
+        Federation.from_arrays(given[0], given[1], [k % 3 for k in range(20)])
+    with pytest.raises(ValueError, match=message):
+        Federation.from_datasets([list(zip(inputs, labels, strict=True))])
+    with pytest.raises(ValueError, match=rf"some client has in its train examples the class label {low}"):
+        Federation(held := Examples(inputs, labels, torch.tensor([0, 20])), held)
+    assert Federation.from_clients([(inputs, (labels > 0).long())]).n_classes == 2
+    assert Federation.from_clients([(inputs, labels.float())]).n_classes is None
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e19, -1e300])
+@pytest.mark.parametrize("part", ["inputs", "targets", "test inputs"])
+def test_numbers_that_are_not_finite_are_refused_with_their_place(value: float, part: str) -> None:
+    def pair(*, is_bad: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = torch.rand(6, 3, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
+        if is_bad and part != "targets":
+            inputs[4, 1] = value
+        if is_bad and part == "targets":
+            targets[4] = value
+        return inputs, targets
+
+    clients = [pair(is_bad=False), pair(is_bad=part != "test inputs")]
+    test = [pair(is_bad=False), pair(is_bad=part == "test inputs")]
+    place = "row 4; 1 such" if part == "targets" else "row 4, column 1; 1 such"
+    with pytest.raises(ValueError, match=rf"client '1' has .* in its {part.split()[-1]} \({place}"):
+        Federation.from_clients(clients, test=test)
+
+
+def test_a_client_too_small_to_be_tested_trains_and_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Its loss counts, its score does not exist, and everybody else's numbers are as without it being evaluated."""
+    inputs, targets = labelled_clients(1, 4, seed=5)[0]
+    clients = [*labelled_clients(3, 4), (inputs[:1], targets[:1])]
+    federation = Federation.from_clients(clients, names=["a", "b", "c", "tiny"])
+    assert federation.untested == ("tiny",)
+    assert "client 'tiny' is too small to be tested: kept for training, without a score" in caplog.text
+    problem = network_bowl().problem
+    for algorithm in (FedAvg(lr=0.3), Ditto(lr=0.3)):
+        result = run(algorithm, problem, federation, rounds=2)
+        last = [row for row in result.client_rows if row[0] == 1]
+        assert [row[5] is None for row in last] == [False, False, False, True]
+        assert all(math.isfinite(row[4]) for row in last)
+        assert result.accuracy["mean"] == pytest.approx(sum(row[5] for row in last[:3]) / 3)
+        assert result.summary["untested"] == 1
+        assert result.summary["status"] == "finished"
+
+
+def test_clients_without_validation_examples_do_not_choose_the_model() -> None:
+    inputs, targets = labelled_clients(1, 4, seed=5)[0]
+    clients = [*labelled_clients(3, 4), (inputs[:2], targets[:2])]
+    federation = Federation.from_clients(clients, validation=0.2)
+    assert federation.validation is not None
+    assert (federation.validation.sizes > 0).tolist() == [True, True, True, False]
+    result = run(FedAvg(lr=0.3), network_bowl().problem, federation, rounds=3, select="loss")
+    assert result.summary["kept_validation"] is not None

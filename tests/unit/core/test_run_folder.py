@@ -144,11 +144,11 @@ def test_a_new_run_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
     folder = begun(tmp_path, n_rounds=3)
     folder.write_model({"weight": torch.ones(2)}, {})
     folder.finish({"status": "finished"})
-    for name in ("checkpoint.json", "state-3.safetensors", "state-2.safetensors.new"):
+    for name in ("checkpoint-3.json", "state-3.safetensors", "state-2.safetensors.new"):
         (tmp_path / "checkpoint" / name).write_text("old")
     begun(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"config.toml", "clients.json", "env.json", "metrics.jsonl", "clients.csv"}
+    assert left == {"config.toml", "clients.json", "env.json", "metrics.jsonl", "clients.csv", "checksums.json"}
     assert folder.metrics() == []
 
 
@@ -268,7 +268,7 @@ def test_no_room_for_the_next_checkpoint_leaves_the_last_one_in_force(tmp_path: 
     assert done.returncode == 0, done.stderr
     error, files, rounds = done.stdout.splitlines()
     assert "The last checkpoint in it is intact" in error
-    assert files == "['checkpoint.json', 'state-3.safetensors']"
+    assert files == "['checkpoint-3.json', 'state-3.safetensors']"
     assert rounds == "5"
 
 

@@ -242,3 +242,22 @@ def test_archives_stay_in_their_folder(tmp_path: Path) -> None:
     (inside / "cut.zip").write_bytes((inside / "bad.zip").read_bytes()[:30])
     with pytest.raises(DataError, match="delete it and fetch it again"):
         unpack(inside / "cut.zip")
+
+
+def test_every_download_is_https_and_has_a_checksum_or_records_one(
+    served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two files no checksum is published: the first fetch records it, and other bytes are refused from then on."""
+    downloads = [source for dataset in DATASETS.values() for source in dataset.downloads]
+    assert all(source.url.startswith("https://") for source in downloads)
+    assert {source.filename for source in downloads if not source.md5} == {"1994-01-100.zip", "phishing"}
+    served.files["/file"] = BODY
+    source, target = Download(f"{served.url}/file"), tmp_path / "file"
+    download(source, target)
+    assert "no checksum of this file is published. Its SHA-256 is recorded" in caplog.text
+    assert problem_with(target, source) is None
+    target.unlink()
+    served.files["/file"] = BODY[::-1]
+    with pytest.raises(DataError, match=r"as recorded when it was first fetched\. The file was thrown away"):
+        download(source, target)
+    assert not target.exists()

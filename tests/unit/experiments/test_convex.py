@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 
 from dqnfed.algorithms import REGISTRY
 from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.data import DataError
 from dqnfed.experiments.convex import Entry, all_entries, as_records, chosen, text_table, traced, workbench, write_json
 from dqnfed.experiments.convex_problems import (
     INTERPOLATION,
@@ -183,15 +183,12 @@ def test_libsvm_files_are_split_as_the_field_does(tmp_path: Path) -> None:
     assert targets[:4].tolist() == [-1.0, 1.0, 1.0, -1.0]
 
 
-def test_a_missing_or_cut_file_gives_way_to_the_synthetic_problem(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="dqnfed"):
-        assert convex_problem("a1a", tmp_path).name == SYNTHETIC
-    assert "a1a" in caplog.text
-    assert "Using the synthetic problem" in caplog.text
+def test_a_missing_or_cut_file_is_an_error_and_no_other_problem(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is not complete at .*libsvm: fetch it with `dqnfed data fetch a1a`"):
+        convex_problem("a1a", tmp_path)
+    libsvm_file(tmp_path / "libsvm", "a9a", 100)
+    with pytest.raises(DataError, match=r"holds none of: a1a, a1a\.txt.*dqnfed data fetch a1a"):
+        convex_problem("a1a", tmp_path)
     libsvm_file(tmp_path / "libsvm", "a1a", 100)
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="dqnfed"):
-        assert convex_problem("a1a", tmp_path).name == SYNTHETIC
-    assert "at least 1600 rows" in caplog.text
+    with pytest.raises(DataError, match="at least 1600 rows"):
+        convex_problem("a1a", tmp_path)

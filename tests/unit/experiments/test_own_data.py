@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from torch.func import vmap
 
 from dqnfed.data import DataError
-from dqnfed.experiments.own_data import OwnData, check_score, load_columns, own_federation
+from dqnfed.experiments.own_data import FEATURES_FILE, OwnData, check_score, load_columns, own_federation
 from dqnfed.experiments.scores import auc, macro_f1, negative_cross_entropy
 from tests.helpers.hospitals import hospital_rows, write_csv
 
@@ -48,7 +48,7 @@ def test_groups_are_declared_by_a_column(tmp_path: Path) -> None:
 
 def test_what_was_learnt_about_the_columns_is_saved(tmp_path: Path) -> None:
     found = own_federation(own(tmp_path))
-    found.save(tmp_path)
+    (tmp_path / FEATURES_FILE).write_text(found.text())
     assert load_columns(tmp_path) == found.columns
 
 
@@ -103,8 +103,6 @@ def test_impossible_tables_get_an_answer(tmp_path: Path) -> None:
         own_federation(own(tmp_path, changed("Dale", "outcome", "")))
     with pytest.raises(DataError, match=r"12 rows of .* have no client in column 'hospital', the first is row 381"):
         own_federation(own(tmp_path, changed("Dale", "hospital", "")))
-    with pytest.raises(DataError, match="client 'Lonely' has fewer than 2 rows"):
-        own_federation(own(tmp_path, [*hospital_rows(), {**hospital_rows()[0], "hospital": "Lonely"}]))
     with pytest.raises(DataError, match=r"label 'smokes' is text \(such as .*\), and regression needs numbers"):
         own_federation(replace(own(tmp_path, hospital_rows(0.0)), label="smokes", task="regression"))
     with pytest.raises(DataError, match="is 'died' in every row"):
@@ -113,6 +111,65 @@ def test_impossible_tables_get_an_answer(tmp_path: Path) -> None:
         own_federation(own(tmp_path, [{**row, "outcome": f"note {i}"} for i, row in enumerate(hospital_rows())]))
     with pytest.raises(DataError, match="a different value in each of 392 rows"):
         own_federation(own(tmp_path, [{**row, "hospital": f"{i}"} for i, row in enumerate(hospital_rows())]))
+
+
+def test_a_client_too_small_to_be_tested_is_kept_for_training_and_said_so(tmp_path: Path) -> None:
+    rows = [*hospital_rows(), {**hospital_rows()[0], "hospital": "Lonely"}]
+    found = own_federation(own(tmp_path, rows))
+    assert found.federation.names[-1] == "Lonely"
+    assert (int(found.federation.train.sizes[-1]), int(found.federation.test.sizes[-1])) == (1, 0)
+    assert "client 'Lonely' is too small to be tested: kept for training, without a score" in found.notes
+    alone = [{**row, "hospital": name} for row, name in zip(hospital_rows(), "abcde", strict=False)]
+    with pytest.raises(ValueError, match="no client has test examples"):
+        own_federation(own(tmp_path, alone))
+
+
+EXTREMES = ["inf", "-inf", "1e999", "1e300", "-1e31", "1e20", "-3e12"]
+
+
+@pytest.mark.parametrize("cell", EXTREMES)
+@pytest.mark.parametrize("column", ["pressure", "age"])
+def test_an_infinite_or_absurd_cell_is_refused_with_row_and_column(tmp_path: Path, cell: str, column: str) -> None:
+    rows = hospital_rows()
+    rows[17][column] = cell
+    with pytest.raises(
+        DataError, match=rf"clinics.csv, row 18, column '{column}': .* \(1 such value .*extremes=missing"
+    ):
+        own_federation(own(tmp_path, rows))
+
+
+@pytest.mark.parametrize("cell", EXTREMES)
+def test_such_a_cell_is_missing_where_the_user_says_so(tmp_path: Path, cell: str) -> None:
+    """The inputs are those of a table in which the cell is empty, and the terminal is told."""
+    rows = hospital_rows()
+    rows[17]["pressure"] = ""
+    empty = own_federation(own(tmp_path, rows))
+    rows[17]["pressure"] = cell
+    found = own_federation(replace(own(tmp_path, rows), extremes="missing"))
+    assert torch.equal(found.federation.train.inputs, empty.federation.train.inputs)
+    assert torch.equal(found.federation.test.inputs, empty.federation.test.inputs)
+    assert "1 value of column 'pressure' taken for missing" in " / ".join(found.notes)
+    assert "in row 18" in " / ".join(found.notes)
+
+
+def test_an_infinite_label_or_client_is_refused_too(tmp_path: Path) -> None:
+    rows = hospital_rows(missing=0.0)
+    rows[3]["pressure"] = "inf"
+    with pytest.raises(DataError, match="row 4, column 'pressure': inf is not a finite number"):
+        own_federation(replace(own(tmp_path, rows), label="pressure"))
+    numbered = [{**row, "hospital": "inf" if row["hospital"] == "Dale" else "1"} for row in hospital_rows()]
+    with pytest.raises(DataError, match="column 'hospital': inf is not a finite number"):
+        own_federation(own(tmp_path, numbered))
+
+
+def test_heavy_tails_are_not_absurd(tmp_path: Path) -> None:
+    """Incomes of a lognormal with sigma 3, and counts that are mostly zero, are used as they are."""
+    generator = np.random.default_rng(0)
+    rows = hospital_rows()
+    incomes = np.exp(3 * generator.standard_normal(len(rows)) + 8)
+    for row, income in zip(rows, incomes, strict=True):
+        row["pressure"], row["age"] = f"{income:.2f}", str(int(generator.random() < 0.02) * 10**6)
+    assert own_federation(own(tmp_path, rows)).federation.n_clients == 4
 
 
 def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:

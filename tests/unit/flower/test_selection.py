@@ -20,7 +20,7 @@ from dqnfed.flower.app import client_number
 from dqnfed.flower.client_memory import FACTS, ClientMemory
 from dqnfed.flower.exchange import fields_of
 from dqnfed.flower.new_app import new_app
-from tests.helpers.folders import contents
+from tests.helpers.folders import contents, newest_tensors
 from tests.helpers.selection import linear_clients, linear_problem
 from tests.helpers.turns import relative_distance
 
@@ -58,8 +58,7 @@ def test_clients_keep_their_own_models_of_the_kept_round(tmp_path: Path) -> None
     """Ditto's personal models never leave their nodes: each still has the one that the summary's numbers are of."""
     expected = run(PERSONAL, linear_problem(), FEDERATION, **WATCHED, out=tmp_path)
     assert 0 < expected.summary["kept_round"] < 6
-    [file] = (tmp_path / "checkpoint").glob("state-*")
-    stored, _ = load_tensors(file)
+    stored, _ = load_tensors(newest_tensors(tmp_path))
     grid = InProcessGrid(client_app(describe), 4)
     strategy = Strategy(
         PERSONAL, linear_problem(), n_clients=4, participation=0.5, evaluation=WATCHED["evaluation"], wait=0.0,
@@ -68,8 +67,7 @@ def test_clients_keep_their_own_models_of_the_kept_round(tmp_path: Path) -> None
     strategy.start(grid, num_rounds=7)
     assert strategy.result is not None
     assert_same(strategy.result, expected)
-    [file] = (tmp_path / "flower" / "checkpoint").glob("state-*")
-    receipts, _ = load_tensors(file)
+    receipts, _ = load_tensors(newest_tensors(tmp_path / "flower"))
     rows, places = stored["kept.memory_row_of"].tolist(), receipts["kept.memory_row_of"].tolist()
     assert [place >= 0 for place in places] == [row >= 0 for row in rows] == [False, True, True, True]
     for client, context in list(enumerate(grid.contexts.values()))[1:]:  # client 0 has not taken part by then

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from dqnfed import Evaluation, FedAvg, Federation, Problem, run
+from tests.helpers.folders import newest_checkpoint
 
 
 def federation(validation: float = 0.25) -> Federation:
@@ -56,7 +56,7 @@ def test_test_scores_are_not_watched() -> None:
 
 def test_the_best_score_is_checkpointed(tmp_path: Path) -> None:
     run(FedAvg(lr=1e-9), problem(), federation(), rounds=50, out=tmp_path, evaluation=Evaluation(patience=4))
-    facts = json.loads((tmp_path / "checkpoint" / "checkpoint.json").read_text())
+    facts = newest_checkpoint(tmp_path)
     assert facts["best"]["round"] == 0
     assert facts["best"]["waited"] == 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.helpers.bowls import (
     quadratic_bowl,
     regression_clients,
 )
+from tests.helpers.folders import newest_tensors
 
 
 def with_inputs(federation: Federation, client: int, value: float) -> Federation:
@@ -116,11 +118,17 @@ def test_the_plain_form_gives_the_same_model() -> None:
 
 def test_the_start_is_round_minus_one() -> None:
     problem, federation, _ = network_bowl()
-    result = run(FedAvg(), problem, federation, rounds=0)
-    assert torch.equal(result.theta, problem.theta0)
-    assert [r["round"] for r in result.history] == [-1]
+    result = run(FedAvg(), problem, federation, rounds=1)
+    assert [r["round"] for r in result.history] == [-1, 0]
     assert result.summary["start"]["train_loss"]["mean"] == pytest.approx(math.log(3))
     assert result.summary["status"] == "finished"
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 2.5, math.inf, True, "3", None])
+def test_rounds_is_a_whole_number(rounds: Any) -> None:
+    problem, federation, _ = network_bowl()
+    with pytest.raises(ValueError, match="`rounds` must be a whole number >= 1, but is"):
+        run(FedAvg(), problem, federation, rounds=rounds)
 
 
 def test_evaluations_are_as_rare_as_asked_and_change_nothing() -> None:
@@ -180,7 +188,7 @@ def test_if_nobody_is_left_the_model_stays() -> None:
     result = run(FedAvg(), problem, federation, rounds=3)
     assert torch.equal(result.theta, problem.theta0)
     assert [r["status"] for r in result.history[1:]] == ["hold"] * 3
-    assert result.summary["status"] == "finished"
+    assert (result.summary["status"], result.summary["rounds"]) == ("diverged", 3)  # its loss is no number
 
 
 def test_too_few_replies_hold_the_model() -> None:
@@ -217,7 +225,7 @@ def test_regression_with_a_broken_client_goes_on(tmp_path: Path) -> None:
 def test_a_model_that_leaves_the_numbers_stops_the_run() -> None:
     problem, federation, _ = quadratic_bowl(3, 4)
     result = run(FedAvg(lr=10.0, server_lr=1e308), problem, federation, rounds=10)
-    assert result.summary["status"] == "stopped"
+    assert result.summary["status"] == "diverged"
     assert "not finite after round" in result.summary["reason"]
     assert result.summary["rounds"] == len(result.history) - 1 < 10
 
@@ -322,8 +330,7 @@ def test_clients_forget_a_round_that_is_lost_halfway(
 ) -> None:
     problem, federation, _ = network_bowl()
     run(AsksTwiceAndCounts(silent=silent), problem, federation, rounds=3, cohort=cohort, out=tmp_path)
-    (file,) = (tmp_path / "checkpoint").glob("state-*")
-    kept, _ = load_tensors(file)
+    kept, _ = load_tensors(newest_tensors(tmp_path))
     if n_phases is None:
         assert bool((kept["memory_row_of"] == -1).all())
     else:
@@ -440,9 +447,12 @@ def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
 
 
 def test_an_old_checkpoint_in_the_folder_is_not_the_new_runs(tmp_path: Path) -> None:
-    """A run that fails before its first checkpoint, in the folder of another one, starts again from its own start."""
+    """A run that fails before its first checkpoint starts again from its own start."""
     problem, federation, _ = network_bowl(n_clients=3)
     run(FedAvg(lr=0.5), problem, federation, rounds=4, out=tmp_path)
+    with pytest.raises(FileExistsError, match="already holds a run, which is not overwritten"):
+        run(FedAvg(lr=0.1), problem, federation, rounds=4, out=tmp_path)
+    shutil.rmtree(tmp_path)
 
     class Crash(Listener):
         def round(self, record: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim import engine
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
+from tests.helpers.folders import newest_checkpoint
 from tests.helpers.quadratic_clients import consistent_quadratics
 
 
@@ -93,7 +94,7 @@ def test_an_observer_may_stop_the_run(late: bool, times: int, tmp_path: Path, mo
         assert times > 1
     assert listener.rounds == list(range(len(listener.rounds)))
     assert len(listener.rounds) in (3, 4)
-    assert (tmp_path / "checkpoint" / "checkpoint.json").is_file()
+    assert newest_checkpoint(tmp_path)
     resumed = run(DQNFed(), case.problem, case.federation, resume=True, **settings)
     whole = run(DQNFed(), case.problem, case.federation, **{**settings, "out": None})
     assert torch.equal(resumed.theta, whole.theta)

@@ -18,7 +18,7 @@ from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Examples, Federation
 from dqnfed.core.run_folder import load_tensors
 from dqnfed.sim.choice import RULES
-from tests.helpers.folders import contents
+from tests.helpers.folders import contents, newest_tensors
 from tests.helpers.play import play
 from tests.helpers.selection import by_hand, chosen_round, linear_clients, linear_problem, worst_mean
 
@@ -176,8 +176,7 @@ def test_personal_models_are_kept_with_the_global_one(is_looped: bool, tmp_path:
     assert_is_model(result, shared, round_)
     accuracies = [by_hand(own[k], FEDERATION.test, k)[1] for k in range(4)]
     assert result.summary["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 4)
-    [file] = (tmp_path / "checkpoint").glob("state-*")
-    stored, _ = load_tensors(file)
+    stored, _ = load_tensors(newest_tensors(tmp_path))
     rows = stored["kept.memory_row_of"].tolist()
     for k, row in enumerate(rows):
         if row >= 0:
@@ -239,7 +238,7 @@ def test_a_killed_run_that_is_resumed_keeps_the_same_model(method: str, killed_a
         run(algorithm, linear_problem(), FEDERATION, out=tmp_path / "cut", observers=[stop], **arguments)
     run(algorithm, linear_problem(), FEDERATION, out=tmp_path / "cut", resume=True, **arguments)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-    [whole], [cut] = ([*(tmp_path / name / "checkpoint").glob("state-*")] for name in ("whole", "cut"))
+    whole, cut = (newest_tensors(tmp_path / name) for name in ("whole", "cut"))
     assert whole.read_bytes() == cut.read_bytes()
 
 

@@ -35,3 +35,11 @@ def bytes_of(path: Path) -> bytes:
             return file.read()
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file ({error}); it was cut or damaged. Fetch it again.") from error
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 ({error}); it was damaged. Fetch it again.") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 
 from dqnfed.data.raw import DataError, RawData
 from dqnfed.data.readers.files import bytes_of, find, is_there
+from dqnfed.data.table import NPZ_ERRORS
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 FASHION_CLASSES = (
@@ -76,17 +76,24 @@ def read_mnist_by_writer(folder: Path) -> RawData:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 images, labels, writer = (arrays[key] for key in ("x", "y", "client"))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path} is not an .npz with plain arrays x, y and client ({error}).") from error
+        except NPZ_ERRORS as error:
+            raise DataError(
+                f"{path} is not an .npz with plain arrays x, y and client ({type(error).__name__})."
+            ) from error
     else:
         images = read_idx(either(folder, "train-images-idx3-ubyte", "qmnist-train-images-idx3-ubyte"))
         extended = read_idx(either(folder, "qmnist-train-labels-idx2-int"))
+        if extended.ndim != 2 or extended.shape[1] <= QMNIST_WRITER:
+            raise DataError(f"{folder}: QMNIST's labels have 8 columns, but these are {list(extended.shape)}.")
         labels, writer = extended[:, QMNIST_CLASS], extended[:, QMNIST_WRITER]
-    if images.ndim != 3 or not len(images) == len(labels) == len(writer):
+    if images.ndim != 3 or labels.ndim != 1 or writer.ndim != 1 or not len(images) == len(labels) == len(writer) > 0:
         raise DataError(
             f"{folder}: images {list(images.shape)}, {len(labels)} labels and {len(writer)} writers do not belong "
             "together."
         )
+    if labels.dtype.kind not in "iu" or images.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > 9:
+        odd = labels.max() if labels.dtype.kind not in "iu" or labels.max() > 9 else labels.min()
+        raise DataError(f"{folder}: labels must be 0..9, found {odd}, and images bytes, found {images.dtype}.")
     numbers, owner = np.unique(writer, return_inverse=True)
     return RawData(
         name="mnist_by_writer",
@@ -108,8 +115,14 @@ def idx_images(name: str, folder: Path, train: str, test: str, *, n_classes: int
             raise DataError(
                 f"{folder}: {prefix}images {list(images[-1].shape)} and {len(labels[-1])} labels do not match."
             )
-        if len(labels[-1]) and labels[-1].max() >= n_classes:
-            raise DataError(f"{folder}: {prefix}labels must be 0..{n_classes - 1}, found {labels[-1].max()}.")
+        if labels[-1].dtype.kind not in "iu" or images[-1].dtype != np.uint8 or not len(labels[-1]):
+            raise DataError(
+                f"{folder}: {prefix}images must be bytes and {prefix}labels whole numbers, at least one, but they are "
+                f"{len(images[-1])} {images[-1].dtype} and {len(labels[-1])} {labels[-1].dtype}."
+            )
+        if labels[-1].min() < 0 or labels[-1].max() >= n_classes:
+            odd = labels[-1].max() if labels[-1].min() >= 0 else labels[-1].min()
+            raise DataError(f"{folder}: {prefix}labels must be 0..{n_classes - 1}, found {odd}.")
     targets = torch.from_numpy(np.concatenate(labels).astype(np.int64))
     return RawData(
         name=name,

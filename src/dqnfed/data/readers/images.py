@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dqnfed.data.raw import DataError, RawData
-from dqnfed.data.readers.files import MissingFiles, find
+from dqnfed.data.readers.files import MissingFiles, find, text_of
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CLOTHING_CLASSES = 14
@@ -24,12 +24,12 @@ def read_tinyimagenet(folder: Path) -> RawData:
     """
     root = find(folder, "tiny-imagenet-200", "wnids.txt")
     root = root if root.is_dir() else folder
-    words = find(root, "wnids.txt").read_text(encoding="utf-8").split()
+    words = text_of(find(root, "wnids.txt")).split()
     number = {word: i for i, word in enumerate(words)}
     train = [(path, number[word]) for word in words for path in listed(root / "train" / word / "images", ".jpeg")]
     annotations = find(root, "val/val_annotations.txt")
     test = []
-    for line in annotations.read_text(encoding="utf-8").splitlines():
+    for line in text_of(annotations).splitlines():
         name, _, rest = line.partition("\t")
         word = rest.split("\t")[0]
         if word not in number:
@@ -87,7 +87,7 @@ def read_clothing1m(folder: Path, *, per_class: int | None = 2000, side: int = 2
 def key_values(path: Path) -> dict[str, int]:
     """Return {image: class} of a file with lines `images/0/00/name.jpg 5`."""
     found = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text_of(path).splitlines(), start=1):
         key, _, value = line.strip().rpartition(" ")
         if not key or not value.isdigit() or int(value) >= CLOTHING_CLASSES:
             raise DataError(
@@ -99,7 +99,7 @@ def key_values(path: Path) -> dict[str, int]:
 
 
 def with_labels(folder: Path, key_list: str, labels: dict[str, int]) -> list[tuple[Path, int]]:
-    keys = find(folder, key_list).read_text(encoding="utf-8").split()
+    keys = text_of(find(folder, key_list)).split()
     unknown = [key for key in keys if key not in labels]
     if unknown:
         raise DataError(f"{folder / key_list} names {unknown[0]!r}, which has no label ({len(unknown)} such images).")

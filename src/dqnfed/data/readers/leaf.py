@@ -37,16 +37,19 @@ def leaf_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
         with path.open(encoding="utf-8") as file:
             content = json.load(file)
         users, counts, data = content["users"], content["num_samples"], content["user_data"]
-    except (ValueError, KeyError, TypeError) as error:
+        if len(users) != len(counts):
+            raise DataError(f"{path} lists {len(users)} users but {len(counts)} num_samples.")
+        absent = [user for user in users if user not in data]
+        if absent:
+            raise DataError(f"{path} lists user {absent[0]!r} but holds no data of theirs.")
+        held = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a whole LEAF file with users, num_samples and user_data ({error!r})."
         ) from error
-    if len(users) != len(counts):
-        raise DataError(f"{path} lists {len(users)} users but {len(counts)} num_samples.")
-    for user, count in zip(users, counts, strict=True):
-        if user not in data:
-            raise DataError(f"{path} lists user {user!r} but holds no data of theirs.")
-        x, y = data[user]["x"], data[user]["y"]
+    for (user, x, y), count in zip(held, counts, strict=True):
         if not len(x) == len(y) == count:
             raise DataError(f"{path}: user {user!r} should have {count} samples, but has {len(x)} x and {len(y)} y.")
         yield user, x, y
@@ -69,8 +72,11 @@ def read_femnist(folder: Path) -> RawData:
         for user, x, y in leaf_users(path):
             if not x:
                 continue
-            pixels, numbers = np.asarray(x, np.float32), np.asarray(y, np.int64)
-            if pixels.shape != (len(y), FEMNIST_SIDE**2) or pixels.min() < 0 or pixels.max() > 1:
+            try:
+                pixels, numbers = np.asarray(x, np.float32), np.asarray(y, np.int64)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise DataError(f"{path}: x and y of {user!r} must be numbers ({error}).") from error
+            if pixels.shape != (len(y), FEMNIST_SIDE**2) or not (pixels.min() >= 0 and pixels.max() <= 1):
                 raise DataError(f"{path}: images of {user!r} must be {FEMNIST_SIDE**2} numbers in 0..1 each.")
             if numbers.min() < 0 or numbers.max() >= FEMNIST_CLASSES:
                 raise DataError(f"{path}: labels of {user!r} must be 0..{FEMNIST_CLASSES - 1}, found {numbers.max()}.")

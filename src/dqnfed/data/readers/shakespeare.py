@@ -28,6 +28,8 @@ def from_leaf(files: list[tuple[Path, bool | None]]) -> RawData:
     names: dict[str, int] = {}
     for path, is_test in files:
         for user, x, y in leaf_users(path):
+            if not all(isinstance(text, str) for text in (*x, *y)):
+                raise DataError(f"{path}: every x and y of {user!r} must be text.")
             if any(len(window) != WINDOW for window in x):
                 raise DataError(f"{path}: every x of {user!r} must be a window of {WINDOW} characters.")
             if any(len(character) != 1 for character in y):
@@ -67,6 +69,8 @@ def gathered(
     names: tuple[str, ...],
     tests: list[bool | None],
 ) -> RawData:
+    if not targets:
+        raise DataError("the files of Shakespeare hold no windows of characters.")
     counts = np.array([len(y) for y in targets])
     official = not any(is_test is None for is_test in tests)
     return RawData(
