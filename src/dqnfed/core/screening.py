@@ -34,6 +34,7 @@ class Policy:
     on_missing: str = "proceed"  # proceed | fail: a client that does not reply; simulated clients always do
     timeout: float = 3600.0  # seconds that a deployed client has for a reply
     rate_bounds: float | None = None  # replaces the method's own `rate_bounds` where it has any; None: as it is there
+    max_size_ratio: float = 100.0  # times the median of claimed sizes; a deployed client's weight is held there; >= 1
     drop_share: float | None = None  # likewise: share of a cohort that may be left out for inconsistent replies
 
     def __post_init__(self) -> None:
@@ -45,6 +46,7 @@ class Policy:
         if self.drop_share is not None:
             check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
         check_range(self, "max_update_norm", low=1.0)
+        check_range(self, "max_size_ratio", low=1.0)
         check_range(self, "min_replies", low=1)
 
 

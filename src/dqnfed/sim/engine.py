@@ -256,6 +256,8 @@ def run_round(
         state.stopped = record["reason"] = reason
         record["status"] = Status.STOP.value
     record.update(notes)
+    if refused := setup.clients.refusals():
+        record["refused"] = refused
     record["seconds"] = time.perf_counter() - started
     _account(state, record)
     state.round += 1

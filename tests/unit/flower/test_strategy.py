@@ -71,7 +71,12 @@ def test_two_nodes_cannot_be_the_same_client() -> None:
     grid = fleet(FedAvg(), network_bowl())
     grid.contexts[105].node_config["partition-id"] = 1
     with pytest.raises(ValueError, match=r"both report that they are client 1; give every node a `partition-id`"):
-        strategy_for(FedAvg()).start(grid)
+        strategy_for(FedAvg(), policy=Policy(on_missing="fail")).start(grid)
+    going_on = strategy_for(FedAvg())
+    going_on.start(grid, num_rounds=2)
+    assert going_on.result is not None
+    assert [fault["client"] for fault in going_on.result.history[1]["dropped"]] == [5]
+    assert "both report that they are client 1" in going_on.result.history[0]["refused"][0]["why"]
 
 
 def test_a_number_that_does_not_exist_is_refused() -> None:
@@ -79,17 +84,20 @@ def test_a_number_that_does_not_exist_is_refused() -> None:
     grid.contexts[105].node_config["partition-id"] = 6
     with pytest.raises(TimeoutError, match=r"there is no client 6: this federation has clients 0 to 5"):
         strategy_for(FedAvg()).start(grid)
-    six = Member(6, "six", "", 10, 2, 0, ())
+    six = Member(6, "six", "", 10, 2, 0)
     assert "it is client 6, but there are 6 clients, 0 to 5" in Roster(6).objection(105, six, {105})
 
 
-def test_a_client_that_comes_back_keeps_what_it_does_not_repeat() -> None:
-    """Clients are identified without scores in the middle of a run: the names of its models stay."""
+def test_a_client_that_comes_back_keeps_its_sizes() -> None:
     roster = Roster(2)
-    roster.enter(100, Member(0, "zero", "", 10, 2, 0, ("personal", "global")))
-    roster.enter(200, Member(0, "zero", "", 12, 2, 0, ()))
+    roster.enter(100, Member(0, "zero", "", 10, 2, 0))
+    assert roster.objection(200, Member(0, "zero", "", 12, 2, 0), {200}) == (
+        "its `n-train` was 10 and is now 12; sizes are fixed"
+    )
+    assert roster.objection(200, Member(0, "zero", "", 10, 2, 0), {200}) == ""
+    roster.enter(200, Member(0, "0", "", 10, 2, 0))
     assert roster.node_of == {0: 200}
-    assert roster.members[0] == Member(0, "zero", "", 12, 2, 0, ("personal", "global"))
+    assert roster.members[0].name == "zero"
 
 
 def test_a_policy_that_no_round_can_meet_is_refused_before_anybody_is_waited_for() -> None:
