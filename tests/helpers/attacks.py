@@ -49,6 +49,10 @@ def scalars(change: Callable[[Field], Field]) -> Attack:
     return fields(lambda _, v: v if v.ndim else np.asarray(change(v)).astype(v.dtype))
 
 
+def times(factor: float, of: Callable[[Callable[[Field], Field]], Attack]) -> Attack:
+    return of(lambda v: v * factor)
+
+
 def by_factor(factor: float, *names: str) -> Attack:
     return fields(lambda name, v: (v * factor).astype(v.dtype) if name in names else v)
 
@@ -62,7 +66,8 @@ def evaluation(**numbers: Any) -> Attack:
     """Return the attack on numbers of evaluations; `about_x` is the fact x."""
 
     def changed(honest: RecordDict, _: Moment) -> RecordDict:
-        found, about = dict(honest["evaluation"]), dict(honest["about"])
+        found: dict[str, Any] = dict(honest.metric_records["evaluation"])
+        about: dict[str, Any] = dict(honest.config_records["about"])
         for key, value in numbers.items():
             name = key.replace("_", "-")
             place, name = (about, name[6:]) if name.startswith("about-") else (found, name)
@@ -99,7 +104,7 @@ def replay(n_rounds: int, *names: str) -> Attack:
         def changed(honest: RecordDict, moment: Moment) -> RecordDict:
             if not moment.is_training:
                 return honest
-            kind = str(dict(honest["about"])["kind"])
+            kind = str(honest.config_records["about"]["kind"])
             now = dict(honest.array_records["update"].items())
             sent[kind, moment.round] = now
             rounds = [round for of_kind, round in sent if of_kind == kind]
@@ -121,7 +126,7 @@ def random_rows(size: float, *, every_round: bool = False) -> Attack:
         def change(v: Field) -> Field:
             source = generator if every_round else np.random.default_rng(0)
             noise = source.normal(size=v.shape)
-            return noise / np.linalg.norm(noise) * np.linalg.norm(v) * size
+            return np.asarray(noise / np.linalg.norm(noise) * np.linalg.norm(v) * size)
 
         return rows(change)()
 
@@ -146,7 +151,7 @@ def one_more(honest: RecordDict, _: Moment) -> RecordDict:
 
 
 def of_another_kind(honest: RecordDict, _: Moment) -> RecordDict:
-    about = ConfigRecord({**dict(honest["about"]), "kind": "Nope"})
+    about = ConfigRecord({**honest.config_records["about"], "kind": "Nope"})
     return RecordDict({"update": honest.array_records["update"], "about": about})
 
 
@@ -182,7 +187,7 @@ AS_LISTED: dict[str, Attack] = {  # sixty kinds, by what they falsify
     "one number more": fields(lambda _, v: np.concatenate([v, v[:1]]) if v.ndim == 1 and v.size > 1 else v),
     "one dimension more": fields(lambda _, v: v.reshape(1, *v.shape)),
     "float64": fields(lambda _, v: v.astype(np.float64)),
-    "int64": fields(lambda _, v: v.astype(np.int64)),
+    "int64": fields(lambda _, v: np.nan_to_num(v).astype(np.int64)),
     "complex": fields(lambda _, v: v.astype(np.complex64)),
     "strings": fields(lambda _, v: np.array(["a"] * max(1, v.size))),
     "booleans": fields(lambda _, v: v > 0),
@@ -218,14 +223,8 @@ AS_LISTED: dict[str, Attack] = {  # sixty kinds, by what they falsify
 }
 SCALARS = ("rate", "curvature", "loss", "probed_curvature", "probed_slope", "probed_loss")
 FURTHER: dict[str, Attack] = {
-    **{
-        f"row x {factor}": rows(lambda v, f=factor: float(f) * v)
-        for factor in ("1e-6", "1e-3", "0.1", "10", "1e3", "1e6")
-    },
-    **{
-        f"scalars x {factor}": scalars(lambda v, f=factor: float(f) * v)
-        for factor in ("1e-6", "1e-3", "0.1", "10", "1e3")
-    },
+    **{f"row x {factor}": times(float(factor), rows) for factor in ("1e-6", "1e-3", "0.1", "10", "1e3", "1e6")},
+    **{f"scalars x {factor}": times(float(factor), scalars) for factor in ("1e-6", "1e-3", "0.1", "10", "1e3")},
     **{
         f"{name} x {factor}": by_factor(float(factor), name)
         for name in ("probed_curvature", "probed_slope", "probed_loss")

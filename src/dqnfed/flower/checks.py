@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from dqnfed.core.expected import Layout
@@ -16,6 +15,7 @@ from dqnfed.flower.records import decoded, kind_named
 from dqnfed.flower.roster import Member
 
 SIZES = ("n-train", "n-test", "n-validation")
+LOSSES = {"loss", "probed_loss", "trial_loss", "losses"}  # fields of training replies
 NUMBERS = {"loss", "scores", "losses", *SIZES}
 LONGEST_NAME = 100  # characters
 MANY_EXAMPLES = 2**53  # sizes are weights in float64
@@ -42,13 +42,18 @@ class Question(NamedTuple):
     with_loss: bool
 
 
-def read_update(content: RecordDict, kinds: Sequence[type[Any]], expected: Layout | None, device: torch.device) -> Any:
+def read_update(content: RecordDict, kinds: Sequence[type[Any]], expected: Layout | None, problem: Problem) -> Any:
     """Return a training reply that has the kind, the names, the types and the shapes that the server expects."""
+    floor, device = problem.loss_floor, problem.theta0.device
     about, arrays = record(content, "about", ConfigRecord), record(content, "update", ArrayRecord)
     kind = kind_named(kinds, str(about.get("kind")))
     if expected is not None:
         _check_layout(kind.__name__, arrays, expected)
-    return decoded(kind, arrays, device)
+    update = decoded(kind, arrays, device)
+    for name in LOSSES & set(kind._fields):
+        if bool((getattr(update, name) < floor - slack(floor)).any()):
+            raise Refused(f"its {name} is below {floor:g}, the floor of losses (`loss_floor` of the problem)")
+    return update
 
 
 def read_member(content: RecordDict) -> Member:
@@ -81,9 +86,8 @@ def read_report(content: RecordDict, question: Question, problem: Problem) -> Re
         if len(values) != len(question.models):
             raise Refused(f"it has {len(values)} {name} for {len(question.models)} models")
     loss = _floats(numbers, "loss")[0] if question.with_loss else math.nan
-    slack = 1e-6 * (1.0 + abs(problem.loss_floor))  # rounding
     for value in losses if not question.with_loss else [loss, *losses]:
-        if not (math.isfinite(value) and value >= problem.loss_floor - slack):
+        if not (math.isfinite(value) and value >= problem.loss_floor - slack(problem.loss_floor)):
             raise Refused(f"its loss is {value:g}, but losses are finite and at least {problem.loss_floor:g}")
     low, high = score_range(problem.score_name)
     for value in scores:
@@ -112,9 +116,21 @@ def usual_loss(reports: Mapping[int, Reported]) -> float:
 
 
 def held_sizes(sizes: Sequence[int], ratio: float) -> list[int]:
-    """Return the claimed sizes as weights: none above `ratio` times the median."""
+    """Return the claimed sizes as weights: none above `ratio` times the median, nor above all others together.
+
+    The second rule is for four clients or more: of two or three, one may well be as large as the others.
+    """
     most = ratio * median(sizes)
-    return [size if size <= most else max(1, int(most)) for size in sizes]
+    held = [size if size <= most else max(1, int(most)) for size in sizes]
+    if len(held) > FEW:
+        total = sum(held)
+        held = [min(size, total - size) for size in held]
+    return held
+
+
+def slack(floor: float) -> float:
+    """Return how far below the floor a loss may be by rounding."""
+    return 1e-6 * (1.0 + abs(floor))
 
 
 def clean_name(value: Any, otherwise: str) -> str:

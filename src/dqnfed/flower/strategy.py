@@ -205,7 +205,7 @@ class Strategy(FlowerStrategy):
         self.aggregate_evaluate(state.round + 1, self._exchanged(messages))
 
     def model_names(self, setup: Setup | None) -> list[str]:
-        """Return the names of the models that the method evaluates, the primary one first; no client has a say in it."""
+        """Return the names of the models that the method evaluates, the primary one first; clients have no say."""
         return own_model_names(self._algorithm, self._problem, self._roster.n_clients)
 
     def refusals(self) -> list[dict[str, Any]]:
@@ -227,10 +227,11 @@ class Strategy(FlowerStrategy):
         """Read the replies, sorted by client; the engine passes them to the method."""
         contents, faults = self._by_client(replies)
         updates: dict[int, Any] = {}
-        kinds, device = self._algorithm.info.replies, self._problem.theta0.device
         for client, content in contents.items():
             try:
-                updates[client] = checks.read_update(content, kinds, self._expects, device)
+                updates[client] = checks.read_update(
+                    content, self._algorithm.info.replies, self._expects, self._problem
+                )
                 forgot = bool(checks.record(content, "about", ConfigRecord).get("forgot"))
             except Exception as error:  # whatever a client sends, the run goes on without it
                 faults[client] = f"its reply is refused: {first_line(error)}"
@@ -402,7 +403,7 @@ class Strategy(FlowerStrategy):
         )
 
     def _held_sizes(self, members: list[Member]) -> list[int]:
-        """Return the numbers of training examples as weights; a claim far above the others' is held, and kept on disk."""
+        """Return the numbers of training examples as weights; a claim far above the others' is held."""
         claimed, ratio = [member.n_train for member in members], self._policy.max_size_ratio
         held = checks.held_sizes(claimed, ratio)
         for client, (claim, weight) in enumerate(zip(claimed, held, strict=True)):

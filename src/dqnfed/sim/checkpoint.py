@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.consistency import ConsistencyState
 from dqnfed.core.run_folder import clear_disk_errors, json_text, load_tensors, save_tensors, write_atomically
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors
 from dqnfed.sim.choice import Choice
 from dqnfed.sim.state import Record, State
 
+CLAIMS = "claims."  # before those of the consistency check
 KEPT = "kept."  # before the names of the tensors of the best model
 
 
@@ -21,6 +23,8 @@ def save_checkpoint(folder: Path, state: State, identity: Record) -> None:
     named = named_tensors(state.server, "server.")
     named["losses"] = state.losses
     named.update(state.memory.named())
+    if state.claims is not None:
+        named.update(named_tensors(state.claims, CLAIMS))
     named.update({f"{KEPT}{name}": tensor for name, tensor in state.kept.items()})
     tensor_file = f"state-{state.round}.safetensors"
     facts = {
@@ -64,6 +68,9 @@ def load_checkpoint(folder: Path, state: State, algorithm: AnyAlgorithm, identit
 
     state.server = map_tensors(placed, from_named_tensors(algorithm.info.server, named, "server."), state.server)
     state.losses = named["losses"]
+    if any(name.startswith(CLAIMS) for name in named):
+        claims = from_named_tensors(ConsistencyState, named, CLAIMS)
+        state.claims = claims._replace(theta=claims.theta.to(state.server.theta.device))
     state.memory.load(named, state.server.theta.device)
     state.round = facts["round"]
     state.totals = facts["totals"]

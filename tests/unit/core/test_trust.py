@@ -43,7 +43,7 @@ def cohort(clients: Tensor = EVERYBODY) -> Cohort:
 
 def allowing(n: int) -> Trust:
     """Return the rule that leaves out at most n of five clients."""
-    return Trust(drop_share=max(n / 5, 0.1))
+    return Trust(drop_share=n / 5)
 
 
 def claimed(losses: list[float], decreases: list[float], state: TrustState | None = None) -> TrustState:
@@ -188,4 +188,4 @@ def test_honest_clients_are_trusted() -> None:
 def test_without_the_policy_nothing_is_recorded() -> None:
     case = network_bowl()
     server = DQNFed().prepare(case.problem, 6, 6).init_server(case.problem, 6)
-    assert [len(t) for t in server.trust[2:]] == [0, 0, 0, 0]
+    assert [len(t) for t in server.trust[2:]] == [0] * 5
