@@ -23,10 +23,10 @@ class Quadratics:
         self.A, self.c, self.rate = roots @ roots.transpose(0, 2, 1) / n, r.normal(size=(K, n)), rate
 
     def rows(self, x: Floats) -> Floats:
-        return self.rate * np.einsum("kij,kj->ki", self.A, x - self.c)
+        return np.asarray(self.rate * np.einsum("kij,kj->ki", self.A, x - self.c))
 
     def losses(self, x: Floats) -> Floats:
-        return 0.5 * np.einsum("ki,kij,kj->k", x - self.c, self.A, x - self.c) + 1.0
+        return np.asarray(0.5 * np.einsum("ki,kij,kj->k", x - self.c, self.A, x - self.c) + 1.0)
 
 
 def cohort(round: int = 0) -> Cohort:

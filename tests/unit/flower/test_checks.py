@@ -28,8 +28,15 @@ GLOBAL = Question(["global"], with_loss=True)
 
 
 def evaluation(**changes: Any) -> RecordDict:
-    numbers = {"loss": 1.0, "scores": [50.0], "losses": [1.0], "n-train": 9, "n-test": 3, "n-validation": 0}
-    about = {"client": 0, "name": "zero", "group": "", "models": ["global"], "forgot": False}
+    numbers: dict[str, Any] = {
+        "loss": 1.0,
+        "scores": [50.0],
+        "losses": [1.0],
+        "n-train": 9,
+        "n-test": 3,
+        "n-validation": 0,
+    }
+    about: dict[str, Any] = {"client": 0, "name": "zero", "group": "", "models": ["global"], "forgot": False}
     for key, value in changes.items():
         place: dict[str, Any] = about if key in about else numbers
         place[key.replace("_", "-")] = value
