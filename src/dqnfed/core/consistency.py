@@ -24,8 +24,9 @@ ROWS = ("delta", "gradient")  # the fields along which a client's own loss falls
 FEW = 3  # clients; among fewer there is no majority to compare with
 LEAST, MOST = 0.8, 1.5  # honest: 0.6 in both directions with local SGD on skewed clients; a reversed row is at 2
 CANCELLING = 0.6  # in both directions where the slopes at both ends nearly cancel: a row that is reversed in turns
-SPREAD = 4.0  # times the cohort's median fault is usual too
+SPREAD = 2.5  # times the cohort's median fault is usual too
 MEMORY = 0.7  # of a fault after a round without one
+CLEAR = 2.5  # a fault counts for at least so much: after it a client is out for three rounds
 WORST = 4.0  # a fault counts at most so much: after it a client is out for four rounds
 REASON = "loss does not change as its updates say"
 
@@ -129,4 +130,5 @@ def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, round
     found = np.where(share > 0.0, share / LEAST, -share / MOST)
     found = np.where(telling, found, np.abs(share) / CANCELLING)
     found = found / max(1.0, SPREAD * float(np.median(np.abs(share[known]))))  # a step too long for anybody's slopes
-    return np.where(known & (np.abs(unexplained) > small), np.minimum(found, WORST), 0.0)
+    found = np.where(found > 1.0, np.clip(found, CLEAR, WORST), found)
+    return np.where(known & (np.abs(unexplained) > small), found, 0.0)

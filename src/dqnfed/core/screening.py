@@ -22,6 +22,7 @@ FloatArray = NDArray[np.float64]
 R = TypeVar("R", bound=Replies[Any])
 BoolArray = NDArray[np.bool_]
 UNCHECKED = 3.0  # times the median: scalars of clients whose replies could not be compared with earlier ones
+UNCHECKED_LENGTH = 1.5  # times the median: rows of such clients
 SQUARABLE = 0.1  # longer replies than this share of the square root of the largest number are dropped
 A = TypeVar("A", bound=AnyAlgorithm)
 
@@ -113,6 +114,26 @@ def screen(replies: Replies[Any], policy: Policy, info: Info) -> Screened:
         factors = (clipped / lengths[kept])[squarable]
         kept = kept[squarable]
     return Screened(torch.from_numpy(kept), torch.from_numpy(factors), [(int(k), why) for k, why in dropped])
+
+
+def clip_unchecked(
+    replies: Replies[Any], found: Screened, policy: Policy, field: str, checked: BoolArray | None
+) -> Screened:
+    """Return the factors with which rows of clients that could not be checked yet are no longer than is usual.
+
+    Like scalars they are held only where the policy sets `scalar_bounds`.
+    """
+    if policy.scalar_bounds is None:
+        return found
+    lengths = replies.norms(field)[found.kept.numpy()] * found.factors.numpy()
+    if len(lengths) < 3 or not np.isfinite(lengths).all():
+        return found
+    longest = UNCHECKED_LENGTH * median(lengths.tolist())
+    new = np.ones(len(lengths), dtype=np.bool_) if checked is None else ~checked
+    shorter = np.where(new & (lengths > longest), longest / np.where(lengths > 0.0, lengths, 1.0), 1.0)
+    if (shorter == 1.0).all():
+        return found
+    return found._replace(factors=found.factors * torch.from_numpy(shorter), unchanged=False)
 
 
 def hold_scalars(

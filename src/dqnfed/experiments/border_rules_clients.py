@@ -94,15 +94,15 @@ RULES = (
     Rule(
         CLIENTS,
         "a row longer than this many times the cohort's median is clipped",
-        "10; new apps: 5",
+        "10; new apps: 2",
         "`policy.max_update_norm`",
         f"{SCREENING}::test_the_limit_is_a_policy",
     ),
     Rule(
         CLIENTS,
-        "reported losses, rates and curvatures are held at this many times the cohort's median; at 3 times it where "
-        "nothing that the client said earlier could be compared",
-        "off; new apps: 30",
+        "reported losses, rates and curvatures are held at this many times the cohort's median; where nothing that the "
+        "client said earlier could be compared at most at 3 times it, and rows are clipped at 1.5 times the median",
+        "off; new apps: 3",
         "`policy.scalar_bounds`",
         f"{CHECKS}::test_a_held_scalar_is_written_down",
     ),

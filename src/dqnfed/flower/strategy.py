@@ -37,6 +37,7 @@ from dqnfed.flower.records import array_record, encoded, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster, changed_sizes
 from dqnfed.sim.accelerate import acceleration
+from dqnfed.sim.claims import checks_share, few_clients
 from dqnfed.sim.clients import Answers, Evaluated, Validated
 from dqnfed.sim.engine import cohort_size, plain_config, run_loop
 from dqnfed.sim.observers import Observer
@@ -158,6 +159,7 @@ class Strategy(FlowerStrategy):
             self._problem.n_parameters,
             self._policy,
         )
+        flower_log.info("dqnfed: %s", few_clients(checks_share(self._policy), self._cohort_size))
 
     # What the engine asks for: `dqnfed.sim.clients.Clients`.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dqnfed.core import consistency
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray
-from dqnfed.core.screening import BoolArray, Screened, screen, screened_replies
+from dqnfed.core.screening import BoolArray, Policy, Screened, clip_unchecked, screen, screened_replies
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.state import Record, Setup, State
 
@@ -29,10 +29,26 @@ class Claims(NamedTuple):
 
 
 def checked_share(setup: Setup) -> float:
-    """Return which share of a cohort may be left out for inconsistent replies."""
-    if setup.policy.drop_share is not None:
-        return setup.policy.drop_share
-    return 0.0 if setup.clients.memory_kind is None else SHARE
+    """Return which share of a cohort may be left out for inconsistent replies; simulated clients are honest."""
+    is_local = setup.clients.memory_kind is None and setup.policy.drop_share is None
+    return 0.0 if is_local else checks_share(setup.policy)
+
+
+def checks_share(policy: Policy) -> float:
+    """Return the share for deployed clients."""
+    return SHARE if policy.drop_share is None else policy.drop_share
+
+
+def few_clients(share: float, cohort_size: int) -> str:
+    """Return what the check of replies can do with so many clients, in a sentence for the log."""
+    n_out = consistency.may_drop(share, cohort_size)
+    if share <= 0.0:
+        return "replies are not checked for consistency (policy.drop_share = 0): every client is believed"
+    if not n_out:
+        return f"with {cohort_size} clients a round no reply can be compared with a majority: every client is believed"
+    if cohort_size < 5:
+        return f"of {cohort_size} clients a round one that lies can be left out; two that lie can win"
+    return f"of {cohort_size} clients a round up to {n_out} can be left out for inconsistent replies"
 
 
 def consistent(
@@ -43,6 +59,7 @@ def consistent(
     replies = answers.replies
     if not share or replies is None or not (field := consistency.checked_field(info, replies)) or not len(found.kept):
         return found, None
+    found = clip_unchecked(replies, found, setup.policy, field, with_record(state, answers.clients[found.kept]))
     usable, clients = screened_replies(replies, found, info), answers.clients[found.kept]
     sizes = setup.federation.n_examples[clients]
     cohort = Cohort(clients, sizes, setup.federation.n_clients, state.round, found.factors)
@@ -56,7 +73,9 @@ def consistent(
         logger.warning("round %d: client %d dropped, its %s", state.round, client, consistency.REASON)
         notes["dropped"].append({"client": client, "why": consistency.REASON})
     stay = found.kept[torch.from_numpy(np.flatnonzero(~out))]
-    again = screen(replies.take(stay), setup.policy, info)  # medians without those who lie
+    left = replies.take(stay)
+    again = screen(left, setup.policy, info)  # medians without those who lie
+    again = clip_unchecked(left, again, setup.policy, field, with_record(state, answers.clients[stay[again.kept]]))
     dropped = found.dropped + [(int(stay[k]), why) for k, why in again.dropped]
     return Screened(stay[again.kept], again.factors, dropped), claims
 

@@ -27,6 +27,7 @@ from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.new_app import new_app
 from dqnfed.flower.records import array_record, named_arrays
 from dqnfed.flower.roster import Member, Roster
+from dqnfed.sim.claims import few_clients
 from tests.helpers.bowls import linear_model, network_bowl
 from tests.helpers.flower import Fault, Moment, fleet, raises
 from tests.helpers.turns import relative_distance
@@ -260,3 +261,10 @@ def test_two_servers_cannot_write_to_one_folder(tmp_path: Path) -> None:
         strategy_for(FedAvg(), out=tmp_path).start(fleet(FedAvg(), network_bowl()), num_rounds=1)
     strategy_for(FedAvg(), out=tmp_path).start(fleet(FedAvg(), network_bowl()), num_rounds=1)
     assert (tmp_path / "summary.json").is_file()
+
+
+def test_the_log_says_what_the_check_of_replies_can_do() -> None:
+    assert "every client is believed" in few_clients(0.2, 2)
+    assert "two that lie can win" in few_clients(0.2, 3)
+    assert few_clients(0.2, 10) == "of 10 clients a round up to 2 can be left out for inconsistent replies"
+    assert "policy.drop_share = 0" in few_clients(0.0, 10)
