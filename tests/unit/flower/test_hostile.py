@@ -125,7 +125,9 @@ def test_whom_the_policies_touched_is_written_down() -> None:
     (first,), *others = reasons("sign flipped, x 10")
     assert first == "loss does not change as its gradient says"  # in the first round it is found by a look ahead
     assert others == 3 * [["loss does not change as its updates say"]]
-    assert reasons("rate x 1e6") == 4 * [["rate is larger than its loss allows"]]
+    rated = with_the_hostile_client(DQNFed(), softmax_clients(), POLICY, FAULTS["rate x 1e6"], rounds=4)
+    for record in rated.history[1:]:
+        assert (HOSTILE, "rate") in [(note["client"], note["field"]) for note in record["held"]]
     result = with_the_hostile_client(DQNFed(), softmax_clients(), POLICY, FAULTS["gradient x 1e6"], rounds=4)
     for record in result.history[1:]:
         assert [note["client"] for note in record["clipped"]] == [HOSTILE]
