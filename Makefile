@@ -44,6 +44,7 @@ format: setup ## rewrite the sources in the house format
 reference: setup ## write the pages about methods and borders from the sources
 	$(BIN)/python -m dqnfed.experiments.method_docs
 	$(BIN)/python -m dqnfed.experiments.border_docs
+	$(BIN)/python -m dqnfed.experiments.reply_docs
 
 # TABLE=cifar10-setup1 rebuilds a page from its stored summary; RUN=1 first runs its commands (docs/results/tables.toml),
 # for which a GPU helps; what was interrupted goes on where it was.

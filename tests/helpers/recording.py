@@ -79,6 +79,9 @@ class Recorded(Replies[U], Generic[U]):
     def take(self, places: Tensor) -> Self:
         return type(self)(self._plain.take(places).updates, self._asked)
 
+    def replaced(self, field: str, values: Tensor) -> Self:
+        return type(self)(self._plain.replaced(field, values).updates, self._asked)
+
     def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
         return type(self)(self._plain.scaled(factors, fields).updates, self._asked)
 

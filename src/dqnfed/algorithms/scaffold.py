@@ -64,6 +64,7 @@ class Scaffold(LocalWork[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
         messages=(ScaffoldSent,),
         replies=(ScaffoldUpdate,),
         needs=("sum",),
+        own_descent=False,  # the control variates are in the update
         clip_fields=("delta",),  # not control_change: the client has already kept its new c_k
         local_work=frozenset(LOCAL_WORK) - {"momentum"},
     )

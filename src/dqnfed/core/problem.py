@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +81,14 @@ SCORES: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "squared-error": ("negative squared error", negative_loss),
     "logistic": ("accuracy", sign_accuracy),
 }
+PERCENT = ("accuracy", "auc", "f1")  # scores from 0 to 100
+
+
+def score_range(score_name: str) -> tuple[float, float]:
+    """Return the lowest and the highest value of a score; those of a user's own are not known."""
+    if any(score_name.startswith(name) for name in PERCENT):
+        return 0.0, 100.0
+    return (-inf, 0.0) if score_name.startswith("negative") else (-inf, inf)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,11 @@ class Replies(Generic[U]):
         """Return the replies at these places."""
         return type(self)(gather(self.updates, places))
 
+    def replaced(self, field: str, values: Tensor) -> Self:
+        """Return the replies with other numbers in one field."""
+        record: Any = self.updates
+        return type(self)(record._replace(**{field: values.to(getattr(record, field))}))
+
     def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
         """Return the replies with these fields of theirs multiplied by the clients' factors [K]."""
 

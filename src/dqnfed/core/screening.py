@@ -20,6 +20,9 @@ from dqnfed.core.tensors import named_tensors
 
 FloatArray = NDArray[np.float64]
 R = TypeVar("R", bound=Replies[Any])
+BoolArray = NDArray[np.bool_]
+UNCHECKED = 3.0  # times the median: scalars of clients whose replies could not be compared with earlier ones
+UNCHECKED_LENGTH = 1.5  # times the median: rows of such clients
 SQUARABLE = 0.1  # longer replies than this share of the square root of the largest number are dropped
 A = TypeVar("A", bound=AnyAlgorithm)
 
@@ -34,6 +37,8 @@ class Policy:
     on_missing: str = "proceed"  # proceed | fail: a client that does not reply; simulated clients always do
     timeout: float = 3600.0  # seconds that a deployed client has for a reply
     rate_bounds: float | None = None  # replaces the method's own `rate_bounds` where it has any; None: as it is there
+    scalar_bounds: float | None = None  # on reported losses, rates, curvatures: times their median; None: no bound
+    max_size_ratio: float = 100.0  # times the median of claimed sizes; a deployed client's weight is held there; >= 1
     drop_share: float | None = None  # likewise: share of a cohort that may be left out for inconsistent replies
 
     def __post_init__(self) -> None:
@@ -43,9 +48,12 @@ class Policy:
         check_range(self, "timeout", low=0.0, open_low=True)
         if self.rate_bounds is not None:
             check_range(self, "rate_bounds", low=1.0)
+        if self.scalar_bounds is not None:
+            check_range(self, "scalar_bounds", low=1.0)
         if self.drop_share is not None:
             check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
         check_range(self, "max_update_norm", low=1.0)
+        check_range(self, "max_size_ratio", low=1.0)
         check_range(self, "min_replies", low=1)
 
 
@@ -105,6 +113,54 @@ def screen(replies: Replies[Any], policy: Policy, info: Info) -> Screened:
         factors = (clipped / lengths[kept])[squarable]
         kept = kept[squarable]
     return Screened(torch.from_numpy(kept), torch.from_numpy(factors), [(int(k), why) for k, why in dropped])
+
+
+def clip_unchecked(
+    replies: Replies[Any], found: Screened, policy: Policy, field: str, checked: BoolArray | None
+) -> Screened:
+    """Return the factors with which rows of clients that could not be checked yet are no longer than is usual.
+
+    Like scalars they are held only where the policy sets `scalar_bounds`.
+    """
+    if policy.scalar_bounds is None:
+        return found
+    lengths = replies.norms(field)[found.kept.numpy()] * found.factors.numpy()
+    if len(lengths) < 3 or not np.isfinite(lengths).all():
+        return found
+    longest = UNCHECKED_LENGTH * median(lengths.tolist())
+    new = np.ones(len(lengths), dtype=np.bool_) if checked is None else ~checked
+    shorter = np.where(new & (lengths > longest), longest / np.where(lengths > 0.0, lengths, 1.0), 1.0)
+    if (shorter == 1.0).all():
+        return found
+    return found._replace(factors=found.factors * torch.from_numpy(shorter), unchanged=False)
+
+
+def hold_scalars(
+    replies: R, policy: Policy, info: Info, checked: BoolArray | None = None
+) -> tuple[R, list[tuple[int, str, float]]]:
+    """Return the replies with scalars that steer the step held near the cohort's, and whose were: place, field, limit.
+
+    No size may be more than `scalar_bounds` times the cohort's median size, and `UNCHECKED` times where nothing that
+    the client said before could be compared with it (`checked`); of fewer than three clients nobody's is usual.
+    """
+    held: list[tuple[int, str, float]] = []
+    if policy.scalar_bounds is None or len(replies) < 3:
+        return replies, held
+    for name in info.bounded_fields:
+        if name not in replies.fields:
+            continue
+        sizes = np.abs(replies.scalars(name))
+        known = sizes[np.isfinite(sizes)]
+        usual = median(known.tolist()) if len(known) >= 3 else math.inf
+        limits = np.full(len(sizes), usual * policy.scalar_bounds)
+        if checked is not None:
+            limits = np.where(checked, limits, usual * min(UNCHECKED, policy.scalar_bounds))
+        outside = np.flatnonzero(sizes > limits)  # NaN is not
+        if len(outside):
+            held += [(int(k), name, float(limits[k])) for k in outside]
+            values = replies.scalars(name)
+            replies = replies.replaced(name, torch.from_numpy(np.clip(values, -limits, limits)))
+    return replies, held
 
 
 def screened_replies(replies: R, found: Screened, info: Info) -> R:

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort
+from dqnfed.core.consistency import FEW, may_drop
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.maths.directions import drop_outlier_rows
 from dqnfed.maths.solvers import BoolArray
 from dqnfed.maths.step_length import rate_excess, trapezoid_shortfall
 
 MAX_SHORTFALL = 0.5  # honest clients stay below 0.3 on networks, a reversed gradient is above 1 where slopes agree
+AGREES = 0.3  # of its size and the cohort's: by so much a curvature may differ from what the gradients show
+JUMP = 30.0  # times the cohort's median change: no loss changes so much a short way ahead
 OK, LOSS, RATE, CONFLICT = range(4)  # verdicts
 REASONS = (
     "",
@@ -38,6 +41,7 @@ class TrustState(NamedTuple):
     losses: Tensor  # [C]   at the model before the last step; NaN: no reply then
     slopes: Tensor  # [C]   first-order changes over the last step, by the gradients before it
     shortfalls: Tensor  # [C] share of the claimed change that the losses did not show, at the last reply
+    curvatures: Tensor  # [C] along the last step, by the gradients at both ends of it; NaN: not known
     verdicts: Tensor  # [C] whether and why the client is left out of this round's step
 
 
@@ -54,7 +58,8 @@ class Trust:
         """Return the record before the first round."""
         unknown = torch.full((n_clients if self.drop_share > 0.0 else 0,), torch.nan, dtype=torch.float64)
         scale, verdicts = torch.zeros((), dtype=torch.float64), torch.full(unknown.shape, OK, dtype=torch.int64)
-        return TrustState(torch.tensor(floor), scale, unknown, unknown.clone(), torch.zeros_like(unknown), verdicts)
+        zeros = torch.zeros_like(unknown)
+        return TrustState(torch.tensor(floor), scale, unknown, unknown.clone(), zeros, unknown.clone(), verdicts)
 
     def check_replies(self, state: TrustState, replies: Replies[Any], cohort: Cohort, move: Tensor) -> TrustState:
         """Return the record with the verdicts on this round's replies; `move` is theta's last change."""
@@ -63,6 +68,7 @@ class Trust:
         losses = replies.scalars("loss")
         state = state._replace(scale=state.scale.clamp(min=float(np.median(np.abs(losses)))))
         slopes = unclipped(replies.gram("gradient", move[None])[:, -1], cohort)
+        state = self._with_curvatures(state, cohort, slopes, float(move.double().square().sum()))
         found = self._shortfall(state, replies, "loss", cohort, state.slopes[cohort.clients].numpy(), slopes)
         excess = np.zeros(len(losses))
         if self.checks_rates:
@@ -77,6 +83,10 @@ class Trust:
             return None
         claimed = length * state.slopes[cohort.clients].numpy()
         found = self._shortfall(state, replies, field, cohort, claimed, claimed)
+        if "probed_slope" in replies.fields:
+            found = np.fmax(found, slope_mismatch(replies.scalars("probed_slope"), claimed))
+        change = replies.scalars(field) - state.losses[cohort.clients].numpy()
+        found = np.fmax(found, jump_sizes(claimed, change, 100.0 * self._rounding(state, replies, field)))
         known_rates = np.where(state.verdicts[cohort.clients].numpy() == RATE, np.inf, 0.0)
         checked = self._with_verdicts(state, cohort, found, known_rates)
         n_before, n_after = (int(((s.verdicts == LOSS) | (s.verdicts == RATE)).sum()) for s in (state, checked))
@@ -90,7 +100,11 @@ class Trust:
     def without_untrusted(
         self, state: TrustState, replies: Replies[Any], cohort: Cohort
     ) -> tuple[Replies[Any], Cohort]:
-        """Return the trusted clients' replies, and their cohort of a federation without the others."""
+        """Return the trusted clients' replies, and their cohort of a federation without the others.
+
+        Curvatures that contradict the gradients at both ends of the last step are replaced by what these show.
+        """
+        replies = self._own_curvature(state, replies, cohort)
         kept = torch.from_numpy(np.flatnonzero(self.trusted(state, cohort)))
         n_dropped = len(cohort.clients) - len(kept)
         if not n_dropped:
@@ -130,7 +144,23 @@ class Trust:
         return tuple((client, REASONS[int(state.verdicts[client])]) for client in clients)
 
     def _may_drop(self, cohort: Cohort) -> int:
-        return int(self.drop_share * len(cohort.clients) + 1e-9)
+        return may_drop(self.drop_share, len(cohort.clients))
+
+    def _with_curvatures(self, state: TrustState, cohort: Cohort, after: FloatArray, square: float) -> TrustState:
+        """Return the record with every client's s'y / s's over the last step s."""
+        before, unknown = state.slopes[cohort.clients].numpy(), torch.full_like(state.curvatures, torch.nan)
+        found = (after - before) / square if square > 0.0 else np.full(len(after), np.nan)
+        return state._replace(curvatures=unknown.index_copy(0, cohort.clients, torch.from_numpy(found)))
+
+    def _own_curvature(self, state: TrustState, replies: Replies[Any], cohort: Cohort) -> Replies[Any]:
+        if "curvature" not in replies.fields or not self.drop_share or not self.checks_losses:
+            return replies
+        found = state.curvatures[cohort.clients]
+        found = found if cohort.factors is None else found * cohort.factors
+        claimed = torch.from_numpy(replies.scalars("curvature"))
+        allowed = AGREES * (found.abs() + found.abs().nanmedian())
+        false = found.isfinite() & ~((claimed - found).abs() <= allowed)
+        return replies.replaced("curvature", torch.where(false, found, claimed)) if bool(false.any()) else replies
 
     def _shortfall(
         self,
@@ -142,7 +172,10 @@ class Trust:
         after: FloatArray,
     ) -> FloatArray:
         change = replies.scalars(field) - state.losses[cohort.clients].numpy()
-        return trapezoid_shortfall(before, after, change, torch.finfo(replies.dtype(field)).eps * float(state.scale))
+        return trapezoid_shortfall(before, after, change, self._rounding(state, replies, field))
+
+    def _rounding(self, state: TrustState, replies: Replies[Any], field: str) -> float:
+        return torch.finfo(replies.dtype(field)).eps * float(state.scale)
 
     def _with_verdicts(self, state: TrustState, cohort: Cohort, found: FloatArray, excess: FloatArray) -> TrustState:
         """Return the record with new shortfalls, old ones where these are unknown (NaN), the worst clients left out."""
@@ -156,6 +189,28 @@ class Trust:
         return state._replace(
             shortfalls=state.shortfalls.index_copy(0, clients, torch.from_numpy(shortfalls)), verdicts=verdicts
         )
+
+
+def jump_sizes(claimed: FloatArray, change: FloatArray, rounding: float) -> FloatArray:
+    """Return how far losses a short way ahead are from what slopes say, over `JUMP` times the cohort's usual change."""
+    off = np.abs(change - claimed)
+    usual = float(np.nanmedian(np.abs(claimed))) if np.isfinite(claimed).any() else 0.0
+    return off / (JUMP * max(usual, rounding, np.finfo(np.float64).tiny)) * MAX_SHORTFALL
+
+
+def slope_mismatch(measured: FloatArray, claimed: FloatArray) -> FloatArray:
+    """Return by how much the slopes along a step differ from those that the gradients said, over the larger; or NaN.
+
+    The two are in the same ratio for everybody, the length of the step, which is taken from the cohort's median.
+    """
+    known = np.isfinite(measured) & np.isfinite(claimed) & (claimed != 0.0)
+    if known.sum() < FEW:
+        return np.full(len(measured), np.nan)
+    ratio = float(np.median(measured[known] / claimed[known]))
+    said = ratio * claimed
+    size = np.maximum(np.abs(said), np.abs(measured))
+    small = 0.1 * float(np.median(size[known]))  # steps that are nearly perpendicular to a gradient say little
+    return np.where(known & (size > small), np.abs(said - measured) / np.where(size > 0.0, size, 1.0), np.nan)
 
 
 def unclipped(values: FloatArray, cohort: Cohort) -> FloatArray:

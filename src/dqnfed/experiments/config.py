@@ -121,6 +121,8 @@ class PolicyBlock(Block):
     on_missing: Literal["proceed", "fail"] = "proceed"
     timeout: float = Field(default=3600.0, gt=0)  # seconds
     rate_bounds: float | None = Field(default=None, ge=1)
+    scalar_bounds: float | None = Field(default=None, ge=1)
+    max_size_ratio: float = Field(default=100.0, ge=1)  # times the median of what deployed clients claim
     drop_share: float | None = Field(default=None, ge=0, lt=1)
 
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from dqnfed.core.expected import layout_of
 from dqnfed.flower.client_memory import Tags
-from dqnfed.flower.records import signature
-from dqnfed.flower.roster import Member
 
 TOO_LATE = "no reply before the timeout"
 OFFLINE = "its node is offline"
@@ -55,42 +54,11 @@ def received(messages: Iterable[Message], replies: Iterable[Message]) -> Receive
 
 def mismatched(updates: Mapping[int, tuple[Any, ...]]) -> dict[int, str]:
     """Return the clients whose replies have another kind or shape than most, and so cannot be stacked with them."""
-    signatures = {client: signature(update) for client, update in sorted(updates.items())}
-    if len(set(signatures.values())) <= 1:
+    layouts = {client: repr(layout_of(update)) for client, update in sorted(updates.items())}
+    if len(set(layouts.values())) <= 1:
         return {}
-    usual, _ = Counter(signatures.values()).most_common(1)[0]
-    return {client: "its reply has another shape than the others'" for client, s in signatures.items() if s != usual}
-
-
-def member_of(content: RecordDict) -> Member:
-    """Return which client sent this evaluation."""
-    about, evaluation = fields_of(content, "about"), fields_of(content, "evaluation")
-    return Member(
-        client=int(about["client"]),
-        name=str(about["name"]),
-        group=str(about["group"]),
-        n_train=int(evaluation["n-train"]),
-        n_test=int(evaluation["n-test"]),
-        n_validation=int(evaluation["n-validation"]),
-        models=tuple(str(name) for name in about["models"]),
-    )
-
-
-class Reported(NamedTuple):
-    """What a client measured."""
-
-    loss: float  # training loss; NaN where it was not asked for
-    scores: list[float]  # by model, the primary one first
-    losses: list[float]  # likewise, on the examples of the scores
-
-
-def reported(content: RecordDict) -> Reported:
-    """Return the loss and the scores of an evaluation."""
-    evaluation = fields_of(content, "evaluation")
-    scores, losses = ([float(value) for value in evaluation[name]] for name in ("scores", "losses"))
-    if len(losses) != len(scores):
-        raise ValueError(f"it has {len(scores)} scores but {len(losses)} losses")
-    return Reported(float(evaluation["loss"]), scores, losses)
+    usual, _ = Counter(layouts.values()).most_common(1)[0]
+    return {client: "its reply has another shape than the others'" for client, s in layouts.items() if s != usual}
 
 
 def fields_of(content: RecordDict, name: str) -> Mapping[str, Any]:

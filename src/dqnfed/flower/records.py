@@ -12,7 +12,6 @@ from torch import Tensor
 from dqnfed.core.tensors import from_named_tensors, named_tensors
 
 T = TypeVar("T", bound=tuple[Any, ...])
-Signature = tuple[str, tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]]
 
 
 def encoded(record: tuple[Any, ...]) -> ArrayRecord:
@@ -44,9 +43,3 @@ def kind_named(kinds: Sequence[type[T]], name: str) -> type[T]:
         f"there is no message kind '{name}' here, only {', '.join(kind.__name__ for kind in kinds)}; "
         "server and client must run the same method in the same version."
     )
-
-
-def signature(record: tuple[Any, ...]) -> Signature:
-    """Return what must be the same in two records that are to be stacked: kind, names, types, shapes."""
-    named = named_tensors(record).items()
-    return type(record).__name__, tuple((name, t.dtype, tuple(t.shape)) for name, t in named)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 logger = logging.getLogger("dqnfed")
 
@@ -18,7 +18,15 @@ class Member:
     n_train: int
     n_test: int
     n_validation: int
-    models: tuple[str, ...]  # that the method evaluates, if scores were asked for
+
+
+def changed_sizes(now: Member, before: Member) -> str:
+    """Return which size a client claims now that it did not claim when it was first met, or nothing."""
+    for name in ("n_train", "n_test", "n_validation"):
+        if getattr(now, name) != getattr(before, name):
+            said = name.replace("_", "-")
+            return f"its `{said}` was {getattr(before, name)} and is now {getattr(now, name)}; sizes are fixed"
+    return ""
 
 
 @dataclass
@@ -28,7 +36,7 @@ class Roster:
     n_clients: int
     node_of: dict[int, int] = field(default_factory=dict)  # client -> node
     members: dict[int, Member] = field(default_factory=dict)  # by client
-    _refused: set[int] = field(default_factory=set)  # nodes
+    refused: dict[int, str] = field(default_factory=dict)  # nodes that are no clients of this run, and why
 
     def missing(self) -> list[int]:
         """Return the clients that no node has claimed yet."""
@@ -38,7 +46,7 @@ class Roster:
         """Return the nodes that may be clients that are missing or offline; none where all clients are online."""
         if all(self.node_of.get(c) in online for c in range(self.n_clients)):
             return []
-        return sorted(online - set(self.node_of.values()) - self._refused)
+        return sorted(online - set(self.node_of.values()) - set(self.refused))
 
     def objection(self, node: int, member: Member, online: set[int]) -> str:
         """Return why a node cannot be the client that it reports to be, or nothing."""
@@ -54,17 +62,17 @@ class Roster:
                 f"nodes {holder} and {node} both report that they are client {number}; give every node a "
                 "`partition-id` of its own in its --node-config."
             )
-        return ""
+        before = self.members.get(number)
+        return "" if before is None else changed_sizes(member, before)
 
     def enter(self, node: int, member: Member) -> None:
-        """Note the client at a node; what it does not report now is as it was."""
+        """Note the client at a node; what it reported when it was first met stays."""
         number = member.client
         if self.node_of.get(number, node) != node:
             logger.warning("client %d is now at node %d", number, node)
-        before = self.members.get(number)
         self.node_of[number] = node
-        self.members[number] = member if member.models or before is None else replace(member, models=before.models)
+        self.members.setdefault(number, member)
 
-    def refuse(self, node: int) -> None:
+    def refuse(self, node: int, why: str) -> None:
         """Remember a node that is no client of this run, so that it is not asked again."""
-        self._refused.add(node)
+        self.refused[node] = why

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.checksums import damage_line, damaged_files
+from dqnfed.core.expected import Layout, expected_reply, layout_of, own_model_names
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
@@ -28,25 +29,18 @@ from dqnfed.core.run_folder import write_atomically
 from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy, check_min_replies, prepared_with
 from dqnfed.core.tensors import stack
+from dqnfed.flower import checks
+from dqnfed.flower.checks import Question, Reported
 from dqnfed.flower.client_memory import NEVER, Receipt, Tag, Tags
-from dqnfed.flower.exchange import (
-    OFFLINE,
-    Reported,
-    fields_of,
-    first_line,
-    member_of,
-    messages_to,
-    mismatched,
-    received,
-    reported,
-)
+from dqnfed.flower.exchange import OFFLINE, first_line, messages_to, mismatched, received
 from dqnfed.flower.lock import sole_writer
-from dqnfed.flower.records import array_record, decoded, encoded, kind_named, named_arrays
+from dqnfed.flower.records import array_record, encoded, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
-from dqnfed.flower.roster import Member, Roster
+from dqnfed.flower.roster import Member, Roster, changed_sizes
 from dqnfed.sim.accelerate import acceleration
 from dqnfed.sim.checkpoint import checkpoint_rounds
-from dqnfed.sim.clients import Answers, Evaluated, LocalClients, Validated
+from dqnfed.sim.claims import checks_share, few_clients
+from dqnfed.sim.clients import Answers, Evaluated, Validated
 from dqnfed.sim.engine import cohort_size, plain_config, run_loop
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Evaluation, Setup, State
@@ -104,8 +98,13 @@ class Strategy(FlowerStrategy):
         self._sent: list[Message] = []
         self._phase: Tag = NEVER
         self._answers: Answers | None = None
+        self._expected: dict[str, Layout | None] = {}  # replies by the layout of the message
+        self._expects: Layout | None = None  # the reply to the present message
+        self._question = Question((), with_loss=True)
         self._evaluated: dict[int, Reported] = {}
-        self._refusals: set[str] = set()  # why nodes did not report which client they are
+        self._usual_loss = 0.0  # the largest median of evaluated losses so far
+        self._refused: list[dict[str, Any]] = []  # evaluations since the last record
+        self._faults: set[str] = set()  # why nodes did not report which client they are
         self._grid: Grid
 
     def start(
@@ -162,6 +161,7 @@ class Strategy(FlowerStrategy):
             self._problem.n_parameters,
             self._policy,
         )
+        flower_log.info("dqnfed: %s", few_clients(checks_share(self._policy), self._cohort_size))
 
     # What the engine asks for: `dqnfed.sim.clients.Clients`.
 
@@ -169,6 +169,7 @@ class Strategy(FlowerStrategy):
         """Return the clients' replies to what was sent in this phase of the round."""
         self._address(clients, state)
         self._phase = (state.round, phase)
+        self._expects = self._reply_to(sent)
         about = ConfigRecord({"kind": type(sent).__name__, "round": state.round, "phase": phase})
         messages = self.configure_train(state.round + 1, encoded(sent), about, self._grid)
         self.aggregate_train(state.round + 1, self._exchanged(messages))
@@ -180,7 +181,7 @@ class Strategy(FlowerStrategy):
         if state.round >= 0 or not self._evaluated:  # clients evaluate the start model when they are identified
             self._ask_to_evaluate(clients, state, setup.evaluation.part, with_scores=with_scores)
         names = self.model_names(setup) if with_scores else []
-        who = sorted(client for client, each in self._evaluated.items() if len(each.scores) >= len(names))
+        who = sorted(self._evaluated)
         found = [self._evaluated[client] for client in who]
         scores = [[each.scores[k] for each in found] for k in range(len(names))]
         return Evaluated(
@@ -193,7 +194,7 @@ class Strategy(FlowerStrategy):
         """Return the losses and scores of the present primary model on the validation examples of those who reply."""
         everybody = torch.arange(self._roster.n_clients)
         self._ask_to_evaluate(everybody, state, "validation", with_scores=True, with_loss=False)
-        found = [self._evaluated[client] for client in sorted(self._evaluated) if self._evaluated[client].scores]
+        found = [self._evaluated[client] for client in sorted(self._evaluated)]
         return Validated(
             torch.tensor([each.losses[0] for each in found], dtype=torch.float64),
             torch.tensor([each.scores[0] for each in found], dtype=torch.float64),
@@ -207,11 +208,14 @@ class Strategy(FlowerStrategy):
         messages = self.configure_evaluate(state.round + 1, arrays, about, self._grid)
         self.aggregate_evaluate(state.round + 1, self._exchanged(messages))
 
-    def model_names(self, setup: Setup) -> list[str]:
-        """Return the names of the models that the method evaluates, the primary one first."""
-        if not self._algorithm.info.personal:
-            return LocalClients().model_names(setup)
-        return next(list(member.models) for member in self._roster.members.values() if member.models)
+    def model_names(self, setup: Setup | None) -> list[str]:
+        """Return the names of the models that the method evaluates, the primary one first; clients have no say."""
+        return own_model_names(self._algorithm, self._problem, self._roster.n_clients)
+
+    def refusals(self) -> list[dict[str, Any]]:
+        """Return the evaluations and nodes that were refused since the last call, and why."""
+        refused, self._refused = self._refused, []
+        return refused
 
     # What Flower asks for: the methods of a strategy.
 
@@ -229,12 +233,12 @@ class Strategy(FlowerStrategy):
         updates: dict[int, Any] = {}
         for client, content in contents.items():
             try:
-                about, arrays = fields_of(content, "about"), content.array_records["update"]
-                kind = kind_named(self._algorithm.info.replies, str(about["kind"]))
-                updates[client] = decoded(kind, arrays, self._problem.theta0.device)
-                forgot = bool(about["forgot"])
+                updates[client] = checks.read_update(
+                    content, self._algorithm.info.replies, self._expects, self._problem
+                )
+                forgot = bool(checks.record(content, "about", ConfigRecord).get("forgot"))
             except Exception as error:  # whatever a client sends, the run goes on without it
-                faults[client] = f"its reply cannot be read: {first_line(error)}"
+                faults[client] = f"its reply is refused: {first_line(error)}"
                 continue
             if forgot:
                 logger.warning("round %d: client %d lost its memory and starts with a new one", self._phase[0], client)
@@ -255,17 +259,28 @@ class Strategy(FlowerStrategy):
         return messages_to(self._nodes(grid), MessageType.EVALUATE, "models", arrays, self._about(config))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Read what the clients measured; those without a readable reply are silent."""
+        """Read what the clients measured; those without a usable reply are silent."""
         contents, faults = self._by_client(replies)
         self._evaluated = {}
         for client, content in contents.items():
             try:
-                self._evaluated[client] = reported(content)
+                if change := changed_sizes(checks.read_member(content), self._roster.members[client]):
+                    raise checks.Refused(change)
+                self._evaluated[client] = checks.read_report(content, self._question, self._problem)
             except Exception as error:  # as above
-                faults[client] = f"its reply cannot be read: {first_line(error)}"
+                faults[client] = f"its reply is refused: {first_line(error)}"
+        faults |= self._without_far_off()
         for client, why in sorted(faults.items()):
             logger.warning("evaluation after round %d: client %d is silent, %s", server_round - 1, client, why)
+        self._refused += [{"client": client, "why": why} for client, why in sorted(faults.items())]
         return MetricRecord({"replies": len(self._evaluated), "silent": len(faults)})
+
+    def _without_far_off(self) -> dict[int, str]:
+        """Leave out evaluations whose losses are far above all that is usual, and return whose, and why."""
+        found = checks.far_off(self._evaluated, self._usual_loss)
+        self._evaluated = {client: each for client, each in self._evaluated.items() if client not in found}
+        self._usual_loss = max(self._usual_loss, checks.usual_loss(self._evaluated))
+        return {client: f"its reply is refused: {why}" for client, why in found.items()}
 
     # Who is asked, and how.
 
@@ -301,9 +316,18 @@ class Strategy(FlowerStrategy):
             node = self._roster.node_of.get(client, 0)
             if node in found.contents:
                 contents[client] = found.contents[node]
+            elif node == 0 and self._roster.refused:
+                faults[client] = f"its node was refused: {first_line('; '.join(self._roster.refused.values()))}"
             else:
                 faults[client] = found.faults.get(node, OFFLINE)
         return contents, faults
+
+    def _reply_to(self, sent: Any) -> Layout | None:
+        """Return what a reply to this message must look like, by the server's own model and method."""
+        key = repr(layout_of(sent))
+        if key not in self._expected:
+            self._expected[key] = expected_reply(self._algorithm, self._problem, sent)
+        return self._expected[key]
 
     def _about(self, config: ConfigRecord) -> ConfigRecord:
         """Return what every message says: which run, which method, which seed."""
@@ -329,6 +353,8 @@ class Strategy(FlowerStrategy):
             for name, theta in self._algorithm.models(server, None).items():
                 places[name] = "theta" if theta is server.theta else f"model {name}"
                 tensors[places[name]] = theta
+        names = self.model_names(None) if with_scores and self._algorithm.info.personal else list(places)
+        self._question = Question(names, with_loss)
         about: dict[str, Any] = {"round": round, "phase": 0, "part": part}
         about |= {"with-scores": with_scores, "with-loss": with_loss}
         return array_record(tensors), ConfigRecord({**about, "models": list(places), "places": list(places.values())})
@@ -338,9 +364,10 @@ class Strategy(FlowerStrategy):
     def _wait_for_clients(self) -> Federation:
         """Return who the clients are, when all are online; a run that goes on knows them from its folder."""
         server = self._algorithm.init_server(self._problem, self._roster.n_clients)
+        self._roster.members.update(self._members_before())
         end = time.monotonic() + self._wait
         seen, due = set[int](), -math.inf  # who was online at the last look; when they are asked which client they are
-        while missing := self._roster.missing():
+        while len(missing := self._roster.missing()) > len(self._roster.refused):
             online, now = set(self._grid.get_node_ids()), time.monotonic()
             if online != seen or due < 0:
                 all_here = len(self._roster.unidentified(online)) >= len(missing)
@@ -353,23 +380,47 @@ class Strategy(FlowerStrategy):
                     break
             else:
                 time.sleep(POLL_SECONDS)
-        members = {**self._members_before(), **self._roster.members}
+        return self._federation()
+
+    def _federation(self) -> Federation:
+        """Return the clients that were met, with sizes that are held; a client whose node was refused has no say."""
+        members, refused = self._roster.members, self._roster.refused
         absent = [client for client in range(self._roster.n_clients) if client not in members]
-        if absent or not self._roster.members:
-            reasons = f" Nodes that were asked: {'; '.join(sorted(self._refusals))}." if self._refusals else ""
+        if len(absent) > len(refused) or not self._roster.node_of:
+            self._faults |= set(refused.values())
+            reasons = f" Nodes that were asked: {'; '.join(sorted(self._faults))}." if self._faults else ""
             raise TimeoutError(
                 f"clients {absent or 'of any number'} did not come within {self._wait:g} s; every client must be "
                 "online before the first round, and at least one when a run goes on. Start their nodes, or wait longer "
                 f"with `wait`.{reasons}"
             )
-        ordered = [members[client] for client in range(self._roster.n_clients)]
+        for client in absent:
+            logger.warning("the run begins without client %d: %s", client, "; ".join(refused.values()))
+        nobody = {client: Member(client, f"client {client}", "", 1, 1, 1) for client in absent}
+        ordered = [(members | nobody)[client] for client in range(self._roster.n_clients)]
         return Federation.elsewhere(
-            [member.n_train for member in ordered],
+            self._held_sizes(ordered),
             [member.n_test for member in ordered],
             n_validation=None if 0 in (counts := [member.n_validation for member in ordered]) else counts,
             names=_distinct_names(ordered),
             groups=[member.group for member in ordered] if all(member.group for member in ordered) else (),
         )
+
+    def _held_sizes(self, members: list[Member]) -> list[int]:
+        """Return the numbers of training examples as weights; a claim far above the others' is held."""
+        claimed, ratio = [member.n_train for member in members], self._policy.max_size_ratio
+        held = checks.held_sizes(claimed, ratio)
+        for client, (claim, weight) in enumerate(zip(claimed, held, strict=True)):
+            if weight < claim:
+                why = (
+                    f"it claims {claim} training examples, more than {ratio:g} times the median; its weight is {weight}"
+                )
+                logger.warning("client %d is held: %s", client, why)
+                self._refused.append({"client": client, "why": why})
+        if self._out is not None:
+            facts = {"run": self._key, "claimed": [member.n_train for member in members]}
+            write_atomically(self._out / "flower.json", json.dumps(facts) + "\n")
+        return held
 
     def _identify(self, server: Any, round: int, *, with_scores: bool = False) -> None:
         """Ask nodes that may be missing clients which they are; at the start they evaluate the model at once."""
@@ -382,33 +433,46 @@ class Strategy(FlowerStrategy):
         found = received(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
         for node, why in found.faults.items():
             logger.warning("node %d does not report which client it is, %s", node, why)
-            self._refusals.add(why)
+            self._faults.add(why)
         for node, content in sorted(found.contents.items()):
-            try:
-                member, found_there = member_of(content), reported(content)
-            except Exception as error:  # whatever an unknown node sends
-                logger.warning("node %d is ignored, its reply cannot be read: %s", node, first_line(error))
-                self._roster.refuse(node)
-                continue
-            if objection := self._roster.objection(node, member, online):
-                if round < 0:
-                    raise ValueError(objection)
-                logger.warning("node %d is ignored: %s", node, objection)  # a newcomer does not end a run
-                self._roster.refuse(node)
-                continue
-            self._roster.enter(node, member)
-            if with_scores:
-                self._evaluated[member.client] = found_there
+            self._meet(node, content, online, with_scores=with_scores)
+        if with_scores:
+            faults = self._without_far_off()
+            self._refused += [{"client": client, "why": why} for client, why in sorted(faults.items())]
+
+    def _meet(self, node: int, content: Any, online: set[int], *, with_scores: bool) -> None:
+        """Enter the client that a node reports to be, or refuse the node; a bad evaluation alone costs no client."""
+        try:
+            member = checks.read_member(content)
+            objection = self._roster.objection(node, member, online)
+        except Exception as error:  # whatever an unknown node sends
+            objection = f"node {node} does not report which client it is: {first_line(error)}"
+        if objection:
+            if self._policy.on_missing == "fail":
+                raise ValueError(objection)
+            logger.warning("node %d is refused: %s", node, objection)
+            self._roster.refuse(node, objection)
+            self._refused.append({"node": node, "why": objection})
+            return
+        self._roster.enter(node, member)
+        if not with_scores:
+            return
+        try:
+            self._evaluated[member.client] = checks.read_report(content, self._question, self._problem)
+        except Exception as error:  # as above
+            why = f"its reply is refused: {first_line(error)}"
+            logger.warning("evaluation of the start: client %d is silent, %s", member.client, why)
+            self._refused.append({"client": member.client, "why": why})
 
     def _members_before(self) -> dict[int, Member]:
         if not self._resume or self._out is None or "clients.json" in damaged_files(self._out):
             return {}
         described = json.loads((self._out / "clients.json").read_text(encoding="utf-8"))
+        known = json.loads((self._out / "flower.json").read_text(encoding="utf-8"))
+        claimed = known.get("claimed", [c["n_train"] for c in described])
         return {
-            c["client"]: Member(
-                c["client"], c["name"], c["group"] or "", c["n_train"], c["n_test"], c.get("n_validation", 0), ()
-            )
-            for c in described
+            c["client"]: Member(c["client"], c["name"], c["group"] or "", n, c["n_test"], c.get("n_validation", 0))
+            for c, n in zip(described, claimed, strict=True)
         }
 
     def _keep_key(self) -> None:

@@ -11,12 +11,14 @@ import torch
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.checksums import checked_facts, damage_line, is_intact, with_checksum
+from dqnfed.core.consistency import ConsistencyState
 from dqnfed.core.run_folder import clear_disk_errors, json_text, load_tensors, save_tensors, write_atomically
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors
 from dqnfed.sim.choice import Choice
 from dqnfed.sim.state import Record, State
 
 logger = logging.getLogger("dqnfed")
+CLAIMS = "claims."  # before those of the consistency check
 KEPT = "kept."  # before the names of the tensors of the best model
 N_KEPT = 2  # checkpoints: one may be damaged
 
@@ -26,6 +28,8 @@ def save_checkpoint(run: Path, state: State, identity: Record, lengths: Mapping[
     named = named_tensors(state.server, "server.")
     named["losses"] = state.losses
     named.update(state.memory.named())
+    if state.claims is not None:
+        named.update(named_tensors(state.claims, CLAIMS))
     named.update({f"{KEPT}{name}": tensor for name, tensor in state.kept.items()})
     folder, tensor_file = run / "checkpoint", f"state-{state.round}.safetensors"
     facts = {
@@ -139,6 +143,9 @@ def _fill(state: State, facts: Record, named: dict[str, torch.Tensor], algorithm
 
     state.server = map_tensors(placed, from_named_tensors(algorithm.info.server, named, "server."), state.server)
     state.losses = named["losses"]
+    if any(name.startswith(CLAIMS) for name in named):
+        claims = from_named_tensors(ConsistencyState, named, CLAIMS)
+        state.claims = claims._replace(theta=claims.theta.to(state.server.theta.device))
     state.memory.load(named, state.server.theta.device)
     state.round = facts["round"]
     state.totals = facts["totals"]

@@ -65,6 +65,9 @@ class Clients(Protocol):
     def model_names(self, setup: Setup) -> list[str]:
         """Return the names of the models that the method evaluates, the primary one first."""
 
+    def refusals(self) -> list[dict[str, Any]]:
+        """Return whose evaluations were refused since the last call, and why."""
+
 
 @dataclass(frozen=True)
 class LocalClients:
@@ -107,6 +110,9 @@ class LocalClients:
         held = everybody[setup.federation.examples("validation").sizes > 0]
         [found] = self._measured(setup, state, held, "validation", n_models=1).values()
         return Validated(found.loss.cpu(), found.scores.cpu())
+
+    def refusals(self) -> list[dict[str, Any]]:
+        return []
 
     def model_names(self, setup: Setup) -> list[str]:
         server = setup.algorithm.init_server(setup.problem, setup.federation.n_clients)

@@ -37,6 +37,7 @@ from dqnfed.core.screening import (
     Policy,
     Screened,
     check_min_replies,
+    hold_scalars,
     prepared_with,
     screen,
     screened_replies,
@@ -45,6 +46,7 @@ from dqnfed.core.tensors import all_finite, gather, named_parameters, row
 from dqnfed.sim.accelerate import Acceleration, acceleration, acceleration_for
 from dqnfed.sim.checkpoint import checkpoint_rounds, load_checkpoint, save_checkpoint
 from dqnfed.sim.choice import LAST
+from dqnfed.sim.claims import consistent, remember, with_record
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.early_stop import check_patience
 from dqnfed.sim.ending import NOT_FINITE, ended
@@ -310,6 +312,8 @@ def run_round(
         state.stopped = record["reason"] = reason
         record["status"] = Status.STOP.value
     record.update(notes)
+    if refused := setup.clients.refusals():
+        record["refused"] = refused
     record["seconds"] = time.perf_counter() - started
     _account(state, record)
     state.round += 1
@@ -320,7 +324,7 @@ def train_cohort(
     setup: Setup, state: State, clients: Tensor, notes: Record, meanwhile: Callable[[], None] | None
 ) -> ServerStep[Any]:
     """Return the server step after the phases of one round; the state has its new server and memories."""
-    algorithm, at_start, asked = setup.algorithm, state.server, clients
+    algorithm, at_start, asked, claims = setup.algorithm, state.server, clients, None
     needed = max(1, min(setup.policy.min_replies, clients.shape[0]))  # a method may ask fewer clients than were sampled
     for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
@@ -329,10 +333,12 @@ def train_cohort(
             meanwhile()
         _note_traffic(setup, state, asked, sent, answers, notes)
         found = screened(setup, state, answers, notes)
+        if found is not None and phase == 0:
+            found, claims = consistent(setup, state, answers, found, notes)
         n_kept = 0 if found is None else found.kept.shape[0]
         step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
         if found is not None and n_kept >= needed:
-            step = server_step(setup, state, answers, found)
+            step = server_step(setup, state, answers, found, notes)
         state.server = step.server
         notes["diagnostics"].update(step.diagnostics)
         for client, why in step.left_out:
@@ -341,6 +347,7 @@ def train_cohort(
         if step.status is not Status.AGAIN or found is None:
             # a round that is held for want of replies goes back to its start, and so do its clients
             state.memory.commit_or_rollback(keep=n_kept >= needed)
+            remember(state, claims, at_start)
             return step
         asked = answers.clients[found.kept]  # a client that is dropped in one phase is not asked in the next
     raise RuntimeError(f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}.")
@@ -390,7 +397,7 @@ def screened(setup: Setup, state: State, answers: Answers, notes: Record) -> Scr
     return found
 
 
-def server_step(setup: Setup, state: State, answers: Answers, found: Screened) -> ServerStep[Any]:
+def server_step(setup: Setup, state: State, answers: Answers, found: Screened, notes: Record) -> ServerStep[Any]:
     """Return what the server makes of the usable replies; their clients' memories wait for the end of the round."""
     algorithm, federation = setup.algorithm, setup.federation
     assert answers.replies is not None
@@ -400,7 +407,12 @@ def server_step(setup: Setup, state: State, answers: Answers, found: Screened) -
         memory = [memory[k] for k in found.kept.tolist()] if isinstance(memory, list) else gather(memory, found.kept)
     state.memory.stage(kept, memory)
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
-    return algorithm.server_step(state.server, screened_replies(answers.replies, found, algorithm.info), cohort)
+    replies = screened_replies(answers.replies, found, algorithm.info)
+    replies, held = hold_scalars(replies, setup.policy, algorithm.info, with_record(state, kept))
+    for k, field, limit in held:
+        logger.info("round %d: client %d held, its %s is above %.3g", state.round, int(kept[k]), field, limit)
+        notes.setdefault("held", []).append({"client": int(kept[k]), "field": field, "limit": limit})
+    return algorithm.server_step(state.server, replies, cohort)
 
 
 def unused_settings(algorithm: AnyAlgorithm) -> list[str]:
@@ -485,7 +497,7 @@ def interrupt_flag() -> Iterator[threading.Event]:
 def _save(folder: RunFolder, setup: Setup, state: State, identity: Record) -> None:
     folder.settle()
     if setup.evaluation.metrics == "aggregate-only":
-        state = replace(state, losses=torch.full_like(state.losses, torch.nan))
+        state = replace(state, losses=torch.full_like(state.losses, torch.nan), claims=None)
     save_checkpoint(folder.path, state, identity, folder.lengths())
     logger.info("checkpoint after round %d", state.round - 1)
 

@@ -89,6 +89,8 @@ def start_record(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
     record, rows = measured(setup, state, torch.arange(0), None, evaluate_all=True)
     state.round = 0
     state.start = {"accuracy": record["accuracy"], "train_loss": record["train_loss"]}
+    if refused := setup.clients.refusals():
+        record["refused"] = refused
     return {"round": -1, "status": "start", "clients": [], **record}, rows
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range, check_types
+from dqnfed.core.consistency import ConsistencyState
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
@@ -95,6 +96,7 @@ class State:
     start: Record = field(default_factory=dict)  # the start model's evaluation
     best: Record = field(default_factory=dict)  # score, round, waited: of early stopping
     choice: Choice = field(default_factory=Choice)  # which round's model is the best so far, where the best one is kept
+    claims: ConsistencyState | None = None  # what clients said about the last step, where that is checked
     kept: dict[str, Tensor] = field(default_factory=dict)  # that model: see `selection.snapshot`
     totals: dict[str, float] = field(
         default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from dqnfed import DQNFed, FedAvg
 from dqnfed.core.algorithm import AnyAlgorithm, Info
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
-from dqnfed.core.screening import Policy, prepared_with, screen, screened_replies
+from dqnfed.core.screening import Policy, hold_scalars, prepared_with, screen, screened_replies
 
 
 class Update(NamedTuple):
@@ -22,6 +23,10 @@ class Update(NamedTuple):
     change: Tensor  # [] grows with delta
     loss: Tensor  # [] does not
     step: Tensor  # [] an integer
+
+
+class Scalars(NamedTuple):
+    loss: Tensor  # []
 
 
 INFO = Info(server=Update, replies=(Update,), clip_fields=("delta", "change"))
@@ -188,3 +193,18 @@ def test_updates_that_cannot_be_squared_are_dropped(dtype: torch.dtype, size: fl
         1,
         2,
     ]  # one false one
+
+
+def test_scalars_that_steer_the_step_are_held_near_the_cohorts() -> None:
+    """The median size is 2; who could be compared with what it said before has more room."""
+    given = Replies(Scalars(torch.tensor([1.0, 2.0, 1e9, -1e9, float("nan"), 2.0, 70.0, 2.0])))
+    checked = np.array([True, True, True, False, True, True, False, True])
+    found, held = hold_scalars(given, Policy(scalar_bounds=30.0), INFO, checked)
+    assert found.scalars("loss").tolist() == pytest.approx([1.0, 2.0, 60.0, -6.0, math.nan, 2.0, 6.0, 2.0], nan_ok=True)
+    assert [(k, field) for k, field, _ in held] == [(2, "loss"), (3, "loss"), (6, "loss")]
+    for unheld in (Policy(), Policy(scalar_bounds=math.inf)):
+        same, nobody = hold_scalars(given, unheld, INFO, checked if unheld.scalar_bounds is None else None)
+        assert nobody == []
+        assert same is given
+    two = given.take(torch.tensor([1, 2]))
+    assert hold_scalars(two, Policy(scalar_bounds=30.0), INFO, None) == (two, [])  # of two nobody's is usual

@@ -46,8 +46,8 @@ AGREE = 1e-10  # as in the contract: roundings of another order of sums
 FAULTS: dict[str, tuple[Fault, str]] = {
     "NaN": (sends_nan, "update is not finite"),
     "an exception": (raises, "its app failed: RuntimeError: the disk of this client is full"),
-    "a wrong shape": (sends_wrong_shape, "its reply has another shape than the others'"),
-    "nonsense": (sends_nonsense, "its reply cannot be read"),
+    "a wrong shape": (sends_wrong_shape, "but the server expects"),
+    "nonsense": (sends_nonsense, "its reply is refused: it has no record 'update'"),
     "nothing in time": (is_dead, "no reply before the timeout"),
     "a reply that comes too late": (is_late, "no reply before the timeout"),
 }
@@ -255,7 +255,7 @@ def test_unknown_nodes_do_not_end_a_run(caplog: pytest.LogCaptureFixture) -> Non
     assert [record["dropped"] for record in result.history[2:]] == 2 * [[{"client": 5, "why": "its node is offline"}]]
     assert "nodes 102 and 900 both report that they are client 2" in caplog.text
     assert "node 901 reports that it is client 17" in caplog.text
-    assert "node 902 is ignored, its reply cannot be read" in caplog.text
+    assert "node 902 does not report which client it is: it has no record 'evaluation'" in caplog.text
     assert [asked.count(node) for node in (900, 901, 902)] == [1, 1, 1]
 
 

@@ -15,6 +15,7 @@ from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import build_problem
 from tests.helpers.bowls import Case, federation_of, labelled_clients, linear_model
 from tests.helpers.flower import Fault, deployed, scaled
+from tests.helpers.hostile_runs import app_policy
 
 ROUNDS, HOSTILE = 20, 3
 FROM_THE_GRADIENT = ("gradient", "curvature", "probed_slope", "probed_curvature")
@@ -24,7 +25,7 @@ FAULTS: dict[str, Fault] = {
     "sign flipped, x 10": scaled(-10.0, "gradient", "delta"),
     "everything that follows from the gradient flipped, x 10": scaled(-10.0, *FROM_THE_GRADIENT),
 }
-POLICY = Policy(max_update_norm=3.0, rate_bounds=10.0, drop_share=0.2)  # those of a new app
+POLICY = app_policy()
 SELDOM = Evaluation(every=ROUNDS, participants=False)
 
 
@@ -121,8 +122,12 @@ def reasons(fault: str) -> list[list[str]]:
 
 
 def test_whom_the_policies_touched_is_written_down() -> None:
-    assert reasons("sign flipped, x 10") == 4 * [["loss does not change as its gradient says"]]
-    assert reasons("rate x 1e6") == 4 * [["rate is larger than its loss allows"]]
+    (first,), *others = reasons("sign flipped, x 10")
+    assert first == "loss does not change as its gradient says"  # in the first round it is found by a look ahead
+    assert others == 3 * [["loss does not change as its updates say"]]
+    rated = with_the_hostile_client(DQNFed(), softmax_clients(), POLICY, FAULTS["rate x 1e6"], rounds=4)
+    for record in rated.history[1:]:
+        assert (HOSTILE, "rate") in [(note["client"], note["field"]) for note in record["held"]]
     result = with_the_hostile_client(DQNFed(), softmax_clients(), POLICY, FAULTS["gradient x 1e6"], rounds=4)
     for record in result.history[1:]:
         assert [note["client"] for note in record["clipped"]] == [HOSTILE]

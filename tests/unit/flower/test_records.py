@@ -10,9 +10,10 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from dqnfed.algorithms import REGISTRY
+from dqnfed.core.expected import layout_of
 from dqnfed.core.tensors import tensors
 from dqnfed.flower.exchange import mismatched
-from dqnfed.flower.records import decoded, encoded, kind_named, signature
+from dqnfed.flower.records import decoded, encoded, kind_named
 
 
 class Inner(NamedTuple):
@@ -42,7 +43,7 @@ def through_flower(content: RecordDict) -> RecordDict:
 def test_a_record_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
     sent = example(dtype)
     back = decoded(Outer, through_flower(RecordDict({"x": encoded(sent)})).array_records["x"])
-    assert signature(back) == signature(sent)
+    assert layout_of(back) == layout_of(sent)
     for mine, theirs in zip(tensors(back), tensors(sent), strict=True):
         assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())
         assert torch.equal(mine.isnan(), theirs.isnan())

@@ -27,6 +27,7 @@ from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.new_app import new_app
 from dqnfed.flower.records import array_record, named_arrays
 from dqnfed.flower.roster import Member, Roster
+from dqnfed.sim.claims import few_clients
 from tests.helpers.bowls import linear_model, network_bowl
 from tests.helpers.flower import Fault, Moment, fleet, raises
 from tests.helpers.turns import relative_distance
@@ -71,7 +72,12 @@ def test_two_nodes_cannot_be_the_same_client() -> None:
     grid = fleet(FedAvg(), network_bowl())
     grid.contexts[105].node_config["partition-id"] = 1
     with pytest.raises(ValueError, match=r"both report that they are client 1; give every node a `partition-id`"):
-        strategy_for(FedAvg()).start(grid)
+        strategy_for(FedAvg(), policy=Policy(on_missing="fail")).start(grid)
+    going_on = strategy_for(FedAvg())
+    going_on.start(grid, num_rounds=2)
+    assert going_on.result is not None
+    assert [fault["client"] for fault in going_on.result.history[1]["dropped"]] == [5]
+    assert "both report that they are client 1" in going_on.result.history[0]["refused"][0]["why"]
 
 
 def test_a_number_that_does_not_exist_is_refused() -> None:
@@ -79,17 +85,20 @@ def test_a_number_that_does_not_exist_is_refused() -> None:
     grid.contexts[105].node_config["partition-id"] = 6
     with pytest.raises(TimeoutError, match=r"there is no client 6: this federation has clients 0 to 5"):
         strategy_for(FedAvg()).start(grid)
-    six = Member(6, "six", "", 10, 2, 0, ())
+    six = Member(6, "six", "", 10, 2, 0)
     assert "it is client 6, but there are 6 clients, 0 to 5" in Roster(6).objection(105, six, {105})
 
 
-def test_a_client_that_comes_back_keeps_what_it_does_not_repeat() -> None:
-    """Clients are identified without scores in the middle of a run: the names of its models stay."""
+def test_a_client_that_comes_back_keeps_its_sizes() -> None:
     roster = Roster(2)
-    roster.enter(100, Member(0, "zero", "", 10, 2, 0, ("personal", "global")))
-    roster.enter(200, Member(0, "zero", "", 12, 2, 0, ()))
+    roster.enter(100, Member(0, "zero", "", 10, 2, 0))
+    assert roster.objection(200, Member(0, "zero", "", 12, 2, 0), {200}) == (
+        "its `n-train` was 10 and is now 12; sizes are fixed"
+    )
+    assert roster.objection(200, Member(0, "zero", "", 10, 2, 0), {200}) == ""
+    roster.enter(200, Member(0, "0", "", 10, 2, 0))
     assert roster.node_of == {0: 200}
-    assert roster.members[0] == Member(0, "zero", "", 12, 2, 0, ("personal", "global"))
+    assert roster.members[0].name == "zero"
 
 
 def test_a_policy_that_no_round_can_meet_is_refused_before_anybody_is_waited_for() -> None:
@@ -192,7 +201,7 @@ def test_the_new_app_is_the_experiment_it_names(tmp_path: Path, monkeypatch: pyt
     run_config = {"clients": 4, "algorithm": "fedavg", "rounds": 2, "seed": 3, "set": "train.lr=0.5; run.seed=4"}
     context = Context(run_id=1, node_id=1, node_config={}, state=None, run_config=run_config)  # type: ignore[arg-type]
     config = config_of(context)
-    assert (config.train.lr, config.run.seed, config.policy.rate_bounds) == (0.5, 4, 10.0)
+    assert (config.train.lr, config.run.seed, config.policy.rate_bounds) == (0.5, 4, 3.0)
     strategy = import_module("my_federation.server_app").deployed_strategy(config, problem_of(config), run_config)
     strategy.start(InProcessGrid(app, 4, run_config=run_config), num_rounds=2)
     assert relative_distance(strategy.result.theta, run_experiment(config, None).theta) <= 1e-5  # float32
@@ -252,3 +261,10 @@ def test_two_servers_cannot_write_to_one_folder(tmp_path: Path) -> None:
         strategy_for(FedAvg(), out=tmp_path).start(fleet(FedAvg(), network_bowl()), num_rounds=1)
     strategy_for(FedAvg(), out=tmp_path).start(fleet(FedAvg(), network_bowl()), num_rounds=1)
     assert (tmp_path / "summary.json").is_file()
+
+
+def test_the_log_says_what_the_check_of_replies_can_do() -> None:
+    assert "every client is believed" in few_clients(0.2, 2)
+    assert "two that lie can win" in few_clients(0.2, 3)
+    assert few_clients(0.2, 10) == "of 10 clients a round up to 2 can be left out for inconsistent replies"
+    assert "policy.drop_share = 0" in few_clients(0.0, 10)

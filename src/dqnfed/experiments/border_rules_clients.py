@@ -1,0 +1,145 @@
+"""The rules of the border to clients, for the table of borders: what is believed of a reply, and what is not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """One rule, its default, the setting that changes it, and the test that shows it."""
+
+    border: str
+    rule: str
+    default: str
+    setting: str
+    test: str
+
+
+CLIENTS = "clients"
+CHECKS, ATTACKS = "tests/unit/flower/test_checks.py", "tests/unit/flower/test_attacks.py"
+SCREENING, CONSISTENCY = "tests/unit/core/test_screening.py", "tests/unit/core/test_consistency.py"
+TRUST, FAULTS, FUZZ = "tests/unit/core/test_trust.py", "tests/unit/flower/test_faults.py", "tests/fuzz/test_replies.py"
+
+RULES = (
+    Rule(
+        CLIENTS,
+        "a training reply has the kind, names, types and shapes that the server's own model and method give",
+        "always",
+        "",
+        f"{CHECKS}::test_another_layout_is_refused",
+    ),
+    Rule(
+        CLIENTS,
+        "these are found without any client's help, also with two clients",
+        "always",
+        "",
+        f"{CHECKS}::test_with_two_clients_the_servers_model_decides_not_a_vote",
+    ),
+    Rule(
+        CLIENTS,
+        "losses are at or above the floor",
+        "0",
+        "`Problem.loss_floor`",
+        f"{CHECKS}::test_a_training_loss_below_the_floor_is_refused",
+    ),
+    Rule(
+        CLIENTS,
+        "a reply with NaN or inf is left out; NaN is allowed where it means not known",
+        "drop",
+        "`policy.on_nonfinite`",
+        f"{FAULTS}::test_a_client_at_fault_counts_as_absent",
+    ),
+    Rule(
+        CLIENTS,
+        "an evaluation has finite losses, scores within the score's range, one a model; else it is not counted",
+        "always",
+        "",
+        f"{CHECKS}::test_an_impossible_evaluation_is_refused",
+    ),
+    Rule(
+        CLIENTS,
+        "from three clients on an evaluated loss is at most 1000 times the clients' median, now or before",
+        "1000",
+        "",
+        f"{CHECKS}::test_a_loss_far_above_all_others_is_refused",
+    ),
+    Rule(
+        CLIENTS,
+        "names of models, and so columns of files, are the server's own; a client's name is printable, on one line",
+        "always",
+        "",
+        f"{CHECKS}::test_model_names_are_the_servers_own",
+    ),
+    Rule(
+        CLIENTS,
+        "sizes are whole and positive; a node that reports others is no client of the run",
+        "always",
+        "",
+        f"{CHECKS}::test_an_impossible_size_is_refused",
+    ),
+    Rule(
+        CLIENTS,
+        "sizes are fixed when a client is first met; a later change is refused",
+        "always",
+        "",
+        f"{CHECKS}::test_sizes_are_fixed_when_a_client_is_first_met",
+    ),
+    Rule(
+        CLIENTS,
+        "a size counts for at most this many times the median and, from four clients on, for no more than all others",
+        "100; new apps: 3",
+        "`policy.max_size_ratio`",
+        f"{CHECKS}::test_a_size_counts_for_at_most_the_ratio_and_all_others_together",
+    ),
+    Rule(
+        CLIENTS,
+        "a row longer than this many times the cohort's median is clipped",
+        "10; new apps: 2",
+        "`policy.max_update_norm`",
+        f"{SCREENING}::test_the_limit_is_a_policy",
+    ),
+    Rule(
+        CLIENTS,
+        "reported losses, rates and curvatures are held at this many times the cohort's median; where nothing that the "
+        "client said earlier could be compared at most at 3 times it, and rows are clipped at 1.5 times the median",
+        "off; new apps: 3",
+        "`policy.scalar_bounds`",
+        f"{CHECKS}::test_a_held_scalar_is_written_down",
+    ),
+    Rule(
+        CLIENTS,
+        "a client whose loss does not change as its rows say is left out: the worst ones, at most this share of a "
+        "cohort, one of three or four, nobody of two",
+        "0.2 in deployments, 0 in simulations",
+        "`policy.drop_share`",
+        f"{CONSISTENCY}::test_a_false_row_is_found",
+    ),
+    Rule(
+        CLIENTS,
+        "a curvature (dqn-fed, adafed) that contradicts the client's own gradients is replaced by what these show",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{TRUST}::test_a_false_curvature_is_replaced_by_what_the_gradients_show",
+    ),
+    Rule(
+        CLIENTS,
+        "rates (dqn-fed, adafed) stay within this factor of the cohort's median rate per squared gradient",
+        "1000; new apps: 3",
+        "`policy.rate_bounds`",
+        f"{ATTACKS}::test_a_liar_costs_the_others_little",
+    ),
+    Rule(
+        CLIENTS,
+        "whatever is refused is in the log and in metrics.jsonl, with the reason",
+        "always",
+        "",
+        f"{ATTACKS}::test_every_refused_update_is_in_the_metrics_with_its_reason",
+    ),
+    Rule(
+        CLIENTS,
+        "no reply ends a run",
+        "proceed",
+        "`policy.on_missing`",
+        f"{FUZZ}::test_random_replies_neither_end_nor_falsify_a_run",
+    ),
+)

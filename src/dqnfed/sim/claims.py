@@ -1,0 +1,94 @@
+"""Clients whose losses do not change as their rows say are left out: the check between screening and server step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dqnfed.core import consistency
+from dqnfed.core.algorithm import Cohort
+from dqnfed.core.replies import FloatArray
+from dqnfed.core.screening import BoolArray, Policy, Screened, clip_unchecked, screen, screened_replies
+from dqnfed.sim.clients import Answers
+from dqnfed.sim.state import Record, Setup, State
+
+logger = logging.getLogger("dqnfed")
+SHARE = 0.2  # of a cohort of deployed clients, unless the policy says otherwise; simulated clients are honest
+
+
+class Claims(NamedTuple):
+    """What the usable replies of a round say, also those that are left out: who lies is still listened to."""
+
+    rows: Tensor  # [K, n]
+    losses: FloatArray  # [K]
+    cohort: Cohort
+
+
+def checked_share(setup: Setup) -> float:
+    """Return which share of a cohort may be left out for inconsistent replies; simulated clients are honest."""
+    is_local = setup.clients.memory_kind is None and setup.policy.drop_share is None
+    return 0.0 if is_local else checks_share(setup.policy)
+
+
+def checks_share(policy: Policy) -> float:
+    """Return the share for deployed clients."""
+    return SHARE if policy.drop_share is None else policy.drop_share
+
+
+def few_clients(share: float, cohort_size: int) -> str:
+    """Return what the check of replies can do with so many clients, in a sentence for the log."""
+    n_out = consistency.may_drop(share, cohort_size)
+    if share <= 0.0:
+        return "replies are not checked for consistency (policy.drop_share = 0): every client is believed"
+    if not n_out:
+        return f"with {cohort_size} clients a round no reply can be compared with a majority: every client is believed"
+    if cohort_size < 5:
+        return f"of {cohort_size} clients a round one that lies can be left out; two that lie can win"
+    return f"of {cohort_size} clients a round up to {n_out} can be left out for inconsistent replies"
+
+
+def consistent(
+    setup: Setup, state: State, answers: Answers, found: Screened, notes: Record
+) -> tuple[Screened, Claims | None]:
+    """Return the usable replies without those that are inconsistent, and what all of them claim."""
+    share, info = checked_share(setup), setup.algorithm.info
+    replies = answers.replies
+    if not share or replies is None or not (field := consistency.checked_field(info, replies)) or not len(found.kept):
+        return found, None
+    found = clip_unchecked(replies, found, setup.policy, field, with_record(state, answers.clients[found.kept]))
+    usable, clients = screened_replies(replies, found, info), answers.clients[found.kept]
+    sizes = setup.federation.n_examples[clients]
+    cohort = Cohort(clients, sizes, setup.federation.n_clients, state.round, found.factors)
+    claims = Claims(usable.rows(field), consistency.reported_losses(usable, state.losses, cohort), cohort)
+    before = state.claims or consistency.no_claims(setup.federation.n_clients)
+    state.claims = consistency.judged(before, *claims[:2], state.server.theta, cohort)
+    out = consistency.inconsistent(state.claims, cohort, share)
+    if not out.any():
+        return found, claims
+    for client in clients[torch.from_numpy(out)].tolist():
+        logger.warning("round %d: client %d dropped, its %s", state.round, client, consistency.REASON)
+        notes["dropped"].append({"client": client, "why": consistency.REASON})
+    stay = found.kept[torch.from_numpy(np.flatnonzero(~out))]
+    left = replies.take(stay)
+    again = screen(left, setup.policy, info)  # medians without those who lie
+    again = clip_unchecked(left, again, setup.policy, field, with_record(state, answers.clients[stay[again.kept]]))
+    dropped = found.dropped + [(int(stay[k]), why) for k, why in again.dropped]
+    return Screened(stay[again.kept], again.factors, dropped), claims
+
+
+def with_record(state: State, clients: Tensor) -> BoolArray | None:
+    """Return which clients' replies could be compared with what they said about the last step; None: not checked."""
+    if state.claims is None:
+        return None
+    return state.claims.slopes[clients].isfinite().numpy()
+
+
+def remember(state: State, claims: Claims | None, before: Any) -> None:
+    """Keep what was claimed about the step that the round made, for the check of the next one."""
+    if claims is not None and state.claims is not None:
+        theta = (before.theta, state.server.theta)
+        state.claims = consistency.with_claims(state.claims, claims.rows, claims.losses, *theta, claims.cohort)

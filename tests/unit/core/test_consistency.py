@@ -1,0 +1,107 @@
+"""The check of losses against rows, on quadratics, whose losses follow the trapezoid rule exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dqnfed.core.algorithm import Cohort
+from dqnfed.core.consistency import ConsistencyState, inconsistent, judged, may_drop, no_claims, with_claims
+
+K, n = 8, 5
+Floats = NDArray[np.float64]
+
+
+class Quadratics:
+    """K clients with f_k = (x - c_k)' A_k (x - c_k) / 2 + b_k; their rows are gradients times the local rate."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        r = np.random.default_rng(seed)
+        roots = r.normal(size=(K, n, n))
+        self.A, self.c, self.rate = roots @ roots.transpose(0, 2, 1) / n, r.normal(size=(K, n)), rate
+
+    def rows(self, x: Floats) -> Floats:
+        return np.asarray(self.rate * np.einsum("kij,kj->ki", self.A, x - self.c))
+
+    def losses(self, x: Floats) -> Floats:
+        return np.asarray(0.5 * np.einsum("ki,kij,kj->k", x - self.c, self.A, x - self.c) + 1.0)
+
+
+def cohort(round: int = 0) -> Cohort:
+    return Cohort(torch.arange(K), torch.ones(K), K, round)
+
+
+def after_one_step(
+    clients: Quadratics, false_rows: Floats | None = None, false_losses: Floats | None = None
+) -> ConsistencyState:
+    """Return the record after the clients replied at both ends of a step; false numbers are factors of all replies."""
+    x = np.full(n, 2.0)
+    y = x - 0.3 * clients.rows(x).mean(0) / clients.rate
+    times, scale = (
+        np.ones(K) if false_rows is None else false_rows,
+        np.ones(K) if false_losses is None else false_losses,
+    )
+    rows = [torch.from_numpy(times[:, None] * clients.rows(at)) for at in (x, y)]
+    losses = [scale * clients.losses(at) for at in (x, y)]
+    a, b = torch.from_numpy(x), torch.from_numpy(y)
+    state = with_claims(no_claims(K), rows[0], losses[0], a, b, cohort())
+    return judged(state, rows[1], losses[1], b, cohort(1))
+
+
+def changed(place: int, factor: float) -> Floats:
+    factors = np.ones(K)
+    factors[place] = factor
+    return factors
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-3, 50.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_honest_clients_have_no_fault_whatever_their_learning_rate(seed: int, rate: float) -> None:
+    state = after_one_step(Quadratics(seed, rate))
+    assert state.faults.max() <= 1e-6
+    assert not inconsistent(state, cohort(), 0.5).any()
+
+
+@pytest.mark.parametrize("factor", [-1.0, -10.0, 10.0, 1e6, 0.1, 1e-6])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_false_row_is_found(seed: int, factor: float) -> None:
+    state = after_one_step(Quadratics(seed, 0.1), changed(3, factor))
+    assert inconsistent(state, cohort(), 0.2).tolist() == [client == 3 for client in range(K)]
+
+
+@pytest.mark.parametrize("factor", [-1.0, 1e-6, 0.1, 5.0, 1e6])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_false_loss_is_found(seed: int, factor: float) -> None:
+    state = after_one_step(Quadratics(seed, 0.1), None, changed(5, factor))
+    assert inconsistent(state, cohort(), 0.2).tolist() == [client == 5 for client in range(K)]
+
+
+def test_who_scales_row_and_loss_alike_is_not_found() -> None:
+    """It is a client with another loss, and consistent: the bounds of the policy hold it, not this check."""
+    state = after_one_step(Quadratics(0, 0.1), changed(2, 3.0), changed(2, 3.0))
+    assert not inconsistent(state, cohort(), 0.2).any()
+
+
+def test_a_fault_is_remembered_for_some_rounds() -> None:
+    state = after_one_step(Quadratics(0, 0.1), changed(3, -1.0))
+    quiet = state._replace(theta=torch.zeros(0))
+    n_rounds = 0
+    while inconsistent(quiet, cohort(), 0.2).any():
+        quiet = judged(quiet, torch.ones(K, n).double(), np.ones(K), torch.zeros(n).double(), cohort())
+        n_rounds += 1
+    assert 2 <= n_rounds <= 5
+
+
+def test_how_many_may_be_left_out() -> None:
+    """One of three or four; nobody of two, who can only contradict each other; else the share, rounded down."""
+    assert [may_drop(0.2, size) for size in (1, 2, 3, 4, 5, 9, 10, 20)] == [0, 0, 1, 1, 1, 1, 2, 4]
+    assert may_drop(0.0, 100) == 0
+
+
+def test_unknown_losses_say_nothing() -> None:
+    x = torch.zeros(n).double()
+    state = with_claims(no_claims(K), torch.ones(K, n).double(), np.full(K, np.nan), x, x + 1.0, cohort())
+    state = judged(state, -torch.ones(K, n).double(), np.ones(K), x + 1.0, cohort(1))
+    assert state.faults.max() == 0.0
