@@ -110,7 +110,7 @@ RULES = (
         CLIENTS,
         "a client whose loss does not change as its rows say is left out: the worst ones, at most this share of a "
         "cohort, one of three or four, nobody of two",
-        "0.2 in deployments, 0 in simulations",
+        "0; 0.2 in new apps",
         "`policy.drop_share`",
         f"{CONSISTENCY}::test_a_false_row_is_found",
     ),

@@ -39,7 +39,7 @@ from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster, changed_sizes
 from dqnfed.sim.accelerate import acceleration
 from dqnfed.sim.checkpoint import checkpoint_rounds
-from dqnfed.sim.claims import checks_share, few_clients
+from dqnfed.sim.claims import checked_share, few_clients
 from dqnfed.sim.clients import Answers, Evaluated, Validated
 from dqnfed.sim.engine import cohort_size, plain_config, run_loop
 from dqnfed.sim.observers import Observer
@@ -161,7 +161,7 @@ class Strategy(FlowerStrategy):
             self._problem.n_parameters,
             self._policy,
         )
-        flower_log.info("dqnfed: %s", few_clients(checks_share(self._policy), self._cohort_size))
+        flower_log.info("dqnfed: %s", few_clients(checked_share(self._policy), self._cohort_size))
 
     # What the engine asks for: `dqnfed.sim.clients.Clients`.
 

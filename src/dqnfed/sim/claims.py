@@ -17,7 +17,6 @@ from dqnfed.sim.clients import Answers
 from dqnfed.sim.state import Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
-SHARE = 0.2  # of a cohort of deployed clients, unless the policy says otherwise; simulated clients are honest
 
 
 class Claims(NamedTuple):
@@ -28,15 +27,9 @@ class Claims(NamedTuple):
     cohort: Cohort
 
 
-def checked_share(setup: Setup) -> float:
-    """Return which share of a cohort may be left out for inconsistent replies; simulated clients are honest."""
-    is_local = setup.clients.memory_kind is None and setup.policy.drop_share is None
-    return 0.0 if is_local else checks_share(setup.policy)
-
-
-def checks_share(policy: Policy) -> float:
-    """Return the share for deployed clients."""
-    return SHARE if policy.drop_share is None else policy.drop_share
+def checked_share(policy: Policy) -> float:
+    """Return which share of a cohort may be left out for inconsistent replies; none unless the policy says so."""
+    return policy.drop_share or 0.0
 
 
 def few_clients(share: float, cohort_size: int) -> str:
@@ -55,7 +48,7 @@ def consistent(
     setup: Setup, state: State, answers: Answers, found: Screened, notes: Record
 ) -> tuple[Screened, Claims | None]:
     """Return the usable replies without those that are inconsistent, and what all of them claim."""
-    share, info = checked_share(setup), setup.algorithm.info
+    share, info = checked_share(setup.policy), setup.algorithm.info
     replies = answers.replies
     if not share or replies is None or not (field := consistency.checked_field(info, replies)) or not len(found.kept):
         return found, None

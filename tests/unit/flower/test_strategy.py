@@ -201,7 +201,7 @@ def test_the_new_app_is_the_experiment_it_names(tmp_path: Path, monkeypatch: pyt
     run_config = {"clients": 4, "algorithm": "fedavg", "rounds": 2, "seed": 3, "set": "train.lr=0.5; run.seed=4"}
     context = Context(run_id=1, node_id=1, node_config={}, state=None, run_config=run_config)  # type: ignore[arg-type]
     config = config_of(context)
-    assert (config.train.lr, config.run.seed, config.policy.rate_bounds) == (0.5, 4, 3.0)
+    assert (config.train.lr, config.run.seed, config.policy.rate_bounds) == (0.5, 4, 10.0)
     strategy = import_module("my_federation.server_app").deployed_strategy(config, problem_of(config), run_config)
     strategy.start(InProcessGrid(app, 4, run_config=run_config), num_rounds=2)
     assert relative_distance(strategy.result.theta, run_experiment(config, None).theta) <= 1e-5  # float32
