@@ -236,6 +236,11 @@ class DQNFedOracle:
         self.rounds: list[OracleRound] = []
         self.rules: Counter[str] = Counter()  # how often each rule decided something
 
+    @property
+    def enough_clients(self) -> int:
+        """How many must be known before m rises: all but a quarter, or ten."""
+        return min(math.ceil(0.75 * self.n_clients), 10)
+
     # A round.
 
     def play(self, round: int, cohort: Sequence[int]) -> None:
@@ -469,7 +474,7 @@ class DQNFedOracle:
         m = self.settings.step_size * math.exp(self.log_m)
         self.rules["beyond, at most the mean step"] += found.beyond and m > 1.0
         length = (min(m, 1.0) if found.beyond else m) * float(np.linalg.norm(np.mean(own, axis=0)))
-        enough, norm = min(self.n_clients, 10), float(np.linalg.norm(found.u))
+        enough, norm = self.enough_clients, float(np.linalg.norm(found.u))
         if not self.settings.trains and n_known < enough:
             length *= n_known / enough * min(1.0, n_known / (len(present) * (self.n_steps + 1)))
             self.rules["slow start"] += 1
@@ -503,7 +508,7 @@ class DQNFedOracle:
         if again and sum(now for now, _ in again) > 1.3 * sum(then for _, then in again):
             log_m -= math.log(2.0)
             self.rules["halved m"] += 1
-        highest = 9.0 if n_known >= min(self.n_clients, 10) else 0.0
+        highest = 9.0 if n_known >= self.enough_clients else 0.0
         self.rules["m held back"] += log_m > highest
         self.log_m = min(max(log_m, -9.0), highest)
         return share
@@ -516,17 +521,16 @@ class DQNFedOracle:
         self.start_losses |= now if self.depth == 0 else {}
 
     def is_above_start(self, replies: dict[int, Cut]) -> bool:
-        """Return whether the clients that replied at the start are on average clearly worse off now."""
+        """Return whether the clients that replied at the start are on average clearly worse off, and not just now."""
         if self.alpha == 0.0 or self.is_back:
             return False
         then = {k: self.start_losses[k] for k in replies if k in self.start_losses}
         self.rules["start not known"] += len(then) < len(replies)
-        last = {k: self.losses[k][1] if k in self.losses else math.inf for k in then}
-        now = sum(min(replies[k].loss - self.settings.floor, last[k]) for k in then)
-        self.rules["above the start by the last step alone"] += any(
-            last[k] < replies[k].loss - self.settings.floor for k in then
-        )
-        return now > self.allowed_rise(replies) * sum(then.values())
+        now = {k: replies[k].loss - self.settings.floor for k in then}
+        lower = {k: min(loss, self.losses[k][1]) if k in self.losses else loss for k, loss in now.items()}
+        most = self.allowed_rise(replies) * sum(then.values())
+        self.rules["above the start by the last step alone"] += sum(lower.values()) <= most < sum(now.values())
+        return sum(lower.values()) > most
 
     def allowed_rise(self, replies: dict[int, Cut]) -> float:
         return 1.2 if len(replies) == self.n_clients else 2.0
