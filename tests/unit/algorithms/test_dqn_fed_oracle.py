@@ -26,7 +26,7 @@ from tests.helpers.dqn_fed_oracle import (
     ValueAndGradient,
     oracle_run,
 )
-from tests.helpers.play import play
+from tests.helpers.play import SometimesAway, play
 
 RIDGE = 0.01  # of the softmax regression
 DEFAULTS = Settings()
@@ -50,8 +50,10 @@ class Case(NamedTuple):
     n_descents: int = 0  # > 0: starts so many steps from zero towards the mean loss' minimum, where clients disagree
     data_seed: int = 0
     cohort_seed: int = 0
+    away: frozenset[tuple[int, int]] = frozenset()  # round and client that does not reply then
 
 
+AWAY = frozenset({(0, 2), (2, 4), (3, 4), (4, 4), (6, 0), (9, 1), (9, 3), (10, 3), (14, 5), (16, 5), (17, 0)})
 GRADIENT_CASES = {
     "everybody": Case(
         1.0,
@@ -83,6 +85,13 @@ GRADIENT_CASES = {
         scale=2.5,
     ),
     "everybody, with a loss floor": Case(1.0, 6, ("capped", "beyond", "by growth"), settings=Settings(floor=0.1)),
+    "everybody, but for one in some rounds": Case(
+        1.0,
+        6,
+        ("last step of others, by growth", "no metric pair", "damped metric", "filled in"),
+        n_hidden=4,
+        away=AWAY,
+    ),
     "everybody, until no step helps": Case(
         1.0,
         6,
@@ -404,12 +413,15 @@ def both_runs(case: Case) -> Runs:
         participation=case.participation,
         seed=case.cohort_seed,
         policy=Policy(max_update_norm=math.inf),
+        clients=SometimesAway(away=case.away),
     )
     statuses = [record["status"] for record in played.records]
     n_played = statuses.index("stop") + 1 if "stop" in statuses else case.rounds
     records = played.records[:n_played]
-    assert not any(record["dropped"] or record["clipped"] for record in records)
-    cohorts = [record["clients"] for record in records]
+    assert not any(record["clipped"] for record in records)
+    dropped = [{found["client"] for found in record["dropped"]} for record in records]
+    assert dropped == [{k for k in r["clients"] if (t, k) in case.away} for t, r in enumerate(records)]
+    cohorts = [[k for k in r["clients"] if k not in out] for r, out in zip(records, dropped, strict=True)]
     expected = oracle_run(
         start_of(case), value_and_gradient(case), cohorts, case.n_clients, case.settings, drawn_batches(case, method)
     )
