@@ -2,7 +2,7 @@
 
 Dense n x n matrices instead of limited memories, whole vectors instead of their products, a dictionary of cached
 replies with the models that they were computed at instead of running credits, SGD in plain loops, and least-distance
-programming by SciPy's NNLS instead of pivoting. Every client replies, with finite numbers and a row that is not zero.
+programming by SciPy's NNLS instead of pivoting. Replies are finite, and no row is zero.
 """
 
 from __future__ import annotations
@@ -231,10 +231,15 @@ class DQNFedOracle:
         self.scales: dict[int, float] = {}  # of every client's newest pair
         self.kept: dict[int, tuple[FloatArray, FloatArray]] = {}  # model and gradient of every client's last reply
         self.metric: list[Pair] = []
-        self.mean_before: FloatArray | None = None
+        self.rows_before: dict[int, FloatArray] = {}  # of those whom the last step was for
         self.cache: dict[int, Cut] = {}
         self.rounds: list[OracleRound] = []
         self.rules: Counter[str] = Counter()  # how often each rule decided something
+
+    @property
+    def enough_clients(self) -> int:
+        """How many must be known before m rises: all but a quarter, or ten."""
+        return min(math.ceil(0.75 * self.n_clients), 10)
 
     # A round.
 
@@ -259,7 +264,8 @@ class DQNFedOracle:
         found, notes = self.step(cuts, rates, len(present)), dict[str, float]()
         if self.by_curvature:
             self.record_losses(present)
-            length = self.length_by_curvature(found, list(present.values()))
+            length = self.length_by_curvature(found, present)
+            self.rows_before = {k: cut.row for k, cut in present.items()}
         else:
             length, notes = self.length_by_votes(found, present, rates[: len(present)])
             self.refresh_cache(present, round)
@@ -289,7 +295,7 @@ class DQNFedOracle:
         self.log_m, self.is_back = max(self.log_m - math.log(factor), -9.0), True
         self.depth -= 1
         if self.by_curvature:
-            self.mean_before = np.mean([cut.row for cut in replies.values()], axis=0)
+            self.rows_before = {k: cut.row for k, cut in replies.items()}
         self.rules["retreat"] += 1
         self.rounds.append(OracleRound(self.theta, "next", {"retreat": factor}))
 
@@ -386,19 +392,20 @@ class DQNFedOracle:
         return {k: c._replace(rate=self.capped(held[k] * squares[k], c.loss)) for k, c in replies.items()}
 
     def learn_metric(self, present: dict[int, Cut]) -> None:
-        """Add the change of the mean gradient along the last move."""
-        if not self.by_curvature:
+        """Add the change along the last move of the mean gradient of those whom it was for, if all of them are here."""
+        if not self.by_curvature or not self.rows_before:
             return
-        mean = np.mean([cut.row for cut in present.values()], axis=0)
-        if self.mean_before is not None:
-            pair = Pair(self.theta - self.before, mean - self.mean_before)
-            used = damped(pair, self.metric[-1].scale) if self.metric else pair
-            self.rules["damped metric"] += used is not pair
-            if used.is_curved:
-                self.metric = [*self.metric, used]
-                self.rules["forgotten pair"] += len(self.metric) > self.settings.metric_memory
-                self.metric = self.metric[-self.settings.metric_memory :]
-        self.mean_before = mean
+        if not self.rows_before.keys() <= present.keys():
+            self.rules["no metric pair"] += 1
+            return
+        change = np.mean([present[k].row - row for k, row in self.rows_before.items()], axis=0)
+        pair = Pair(self.theta - self.before, change)
+        used = damped(pair, self.metric[-1].scale) if self.metric else pair
+        self.rules["damped metric"] += used is not pair
+        if used.is_curved:
+            self.metric = [*self.metric, used]
+            self.rules["forgotten pair"] += len(self.metric) > self.settings.metric_memory
+            self.metric = self.metric[-self.settings.metric_memory :]
 
     def step(self, cuts: list[Cut], rates: FloatArray, n_present: int) -> Found:
         """Return the step u = L x with H = LL' the inverse of the metric, so that x is shortest in the usual sense."""
@@ -416,15 +423,16 @@ class DQNFedOracle:
 
     # The server: length of the step.
 
-    def length_by_curvature(self, found: Found, present: list[Cut]) -> float:
+    def length_by_curvature(self, found: Found, replies: dict[int, Cut]) -> float:
         """Return the length of the move along u; before the first one, clients measure their curvature along u."""
-        norm = float(np.linalg.norm(found.u))
+        norm, present = float(np.linalg.norm(found.u)), list(replies.values())
         if norm == 0.0:
             return 0.0
+        growth = self.settings.growth if self.rows_before.keys() == replies.keys() else 1.0
         curvatures = np.array([c.curvature for c in present])
         if self.step_length is None:
             move = probe(self.theta, found.u)
-            nearby = [self.f(k, self.theta - move)[1] for k in range(self.n_clients)]
+            nearby = [self.f(k, self.theta - move)[1] for k in replies]
             curvatures = np.array([Pair(move, c.row - g).curvature for c, g in zip(present, nearby, strict=True)])
         slopes = np.array([c.row @ found.u for c in present])
         lengths = np.array([np.linalg.norm(c.row) for c in present])
@@ -434,9 +442,11 @@ class DQNFedOracle:
             slopes = np.append(slopes[found.served], mean @ found.u)
             lengths = np.append(lengths[found.served], np.linalg.norm(mean))
             curvatures = np.append(curvatures[found.served], curvatures.mean())
-        return self.limited(slopes, floored(curvatures, lengths), curvatures, norm)
+        return self.limited(slopes, floored(curvatures, lengths), curvatures, norm, growth)
 
-    def limited(self, slopes: FloatArray, trusted: FloatArray, curvatures: FloatArray, norm: float) -> float:
+    def limited(
+        self, slopes: FloatArray, trusted: FloatArray, curvatures: FloatArray, norm: float, growth: float
+    ) -> float:
         """Return the length at which the first parabola is lowest, at most u's, at most `growth` times the last."""
         allowed = slopes + (0.0 if self.settings.beyond == "stop" else ALLOWANCE * np.maximum(slopes, 0.0).mean())
         if allowed.min() <= 0.0:
@@ -445,13 +455,15 @@ class DQNFedOracle:
         lowest = allowed / (trusted * norm**2) if np.isfinite(trusted).all() else np.full(len(slopes), np.inf)
         share, limit = min(1.0, float(lowest.min())), math.inf
         if self.step_length:
-            limit = self.step_length * (self.settings.growth if np.isfinite(trusted).all() else 1.0)
-        if self.alpha > 0.0 and self.settings.growth * self.alpha * norm < limit:
-            limit = self.settings.growth * self.alpha * norm
+            limit = self.step_length * (growth if np.isfinite(trusted).all() else 1.0)
+        if self.alpha > 0.0 and growth * self.alpha * norm < limit:
+            limit = growth * self.alpha * norm
             self.rules["by growth of alpha"] += limit < share * norm
         elif self.step_length:
             self.rules["by growth"] += limit < share * norm
         self.rules["after a retreat, by growth"] += self.is_back and limit < share * norm
+        is_of_others = self.step_length is not None and growth != self.settings.growth
+        self.rules["last step of others, by growth"] += is_of_others and limit < share * norm
         rule = "limit" if limit < share * norm else "whole step" if share == 1.0 else "by curvature"
         self.rules[rule] += 1
         decides = int(lowest.argmin())
@@ -469,7 +481,7 @@ class DQNFedOracle:
         m = self.settings.step_size * math.exp(self.log_m)
         self.rules["beyond, at most the mean step"] += found.beyond and m > 1.0
         length = (min(m, 1.0) if found.beyond else m) * float(np.linalg.norm(np.mean(own, axis=0)))
-        enough, norm = min(self.n_clients, 10), float(np.linalg.norm(found.u))
+        enough, norm = self.enough_clients, float(np.linalg.norm(found.u))
         if not self.settings.trains and n_known < enough:
             length *= n_known / enough * min(1.0, n_known / (len(present) * (self.n_steps + 1)))
             self.rules["slow start"] += 1
@@ -503,7 +515,7 @@ class DQNFedOracle:
         if again and sum(now for now, _ in again) > 1.3 * sum(then for _, then in again):
             log_m -= math.log(2.0)
             self.rules["halved m"] += 1
-        highest = 9.0 if n_known >= min(self.n_clients, 10) else 0.0
+        highest = 9.0 if n_known >= self.enough_clients else 0.0
         self.rules["m held back"] += log_m > highest
         self.log_m = min(max(log_m, -9.0), highest)
         return share
@@ -516,17 +528,16 @@ class DQNFedOracle:
         self.start_losses |= now if self.depth == 0 else {}
 
     def is_above_start(self, replies: dict[int, Cut]) -> bool:
-        """Return whether the clients that replied at the start are on average clearly worse off now."""
+        """Return whether the clients that replied at the start are on average clearly worse off, and not just now."""
         if self.alpha == 0.0 or self.is_back:
             return False
         then = {k: self.start_losses[k] for k in replies if k in self.start_losses}
         self.rules["start not known"] += len(then) < len(replies)
-        last = {k: self.losses[k][1] if k in self.losses else math.inf for k in then}
-        now = sum(min(replies[k].loss - self.settings.floor, last[k]) for k in then)
-        self.rules["above the start by the last step alone"] += any(
-            last[k] < replies[k].loss - self.settings.floor for k in then
-        )
-        return now > self.allowed_rise(replies) * sum(then.values())
+        now = {k: replies[k].loss - self.settings.floor for k in then}
+        lower = {k: min(loss, self.losses[k][1]) if k in self.losses else loss for k, loss in now.items()}
+        most = self.allowed_rise(replies) * sum(then.values())
+        self.rules["above the start by the last step alone"] += sum(lower.values()) <= most < sum(now.values())
+        return sum(lower.values()) > most
 
     def allowed_rise(self, replies: dict[int, Cut]) -> float:
         return 1.2 if len(replies) == self.n_clients else 2.0
@@ -571,7 +582,8 @@ def oracle_run(
     batches: Batches | None = None,
 ) -> DQNFedOracle:
     """Return the oracle after rounds of the given cohorts; a stop is the last."""
-    oracle = DQNFedOracle(start, value_and_gradient, n_clients, len(cohorts[0]), settings, batches)
+    size = max(len(cohort) for cohort in cohorts)  # in some rounds some may not have replied
+    oracle = DQNFedOracle(start, value_and_gradient, n_clients, size, settings, batches)
     for t, cohort in enumerate(cohorts):
         oracle.play(t, cohort)
         if oracle.rounds[-1].status == "stop":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
@@ -12,6 +14,7 @@ from dqnfed.core.problem import Problem
 from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.tensors import row
+from dqnfed.sim.clients import Answers, LocalClients
 from dqnfed.sim.engine import cohort_size, fresh_state, run_round
 from dqnfed.sim.state import Evaluation, Record, Setup, State
 from dqnfed.sim.tasks import TaskBuilder
@@ -28,6 +31,19 @@ class Played(NamedTuple):
         return row(self.state.memory.rows, int(self.state.memory.row_of[client]))
 
 
+@dataclass(frozen=True)
+class SometimesAway(LocalClients):
+    """Clients in this process, some of which do not reply in some rounds."""
+
+    away: frozenset[tuple[int, int]] = frozenset()  # round and client
+
+    def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        missing = [k for k in clients.tolist() if (state.round, k) in self.away]
+        here = torch.tensor([k for k in clients.tolist() if k not in missing])
+        found = super().train(setup, state, here, sent, phase)
+        return found._replace(missing=[(k, "client is away") for k in missing])
+
+
 def play(
     algorithm: AnyAlgorithm,
     problem: Problem,
@@ -37,15 +53,15 @@ def play(
     participation: float = 1.0,
     seed: int = 0,
     policy: Policy | None = None,
+    clients: LocalClients | None = None,
 ) -> Played:
     """Return the states that the engine goes through in the given number of rounds."""
     size = cohort_size(participation, federation.n_clients)
     prepared = algorithm.prepare(problem, federation.n_clients, size)
     tasks = TaskBuilder(federation, problem, prepared, seed)
     evaluation = Evaluation(every=rounds + 1)
-    setup = Setup(
-        prepared, problem, federation, rounds, size, seed, vectorised(), evaluation, policy or Policy(), tasks
-    )
+    rules, who = policy or Policy(), clients or LocalClients()
+    setup = Setup(prepared, problem, federation, rounds, size, seed, vectorised(), evaluation, rules, tasks, who)
     state = fresh_state(setup)
     servers, records = [state.server], []
     for _ in range(rounds):

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.repository import ROOT
 
 MOST_FUNCTIONS = {"dqn-fed": 120, "fedavg": 90}
-MOST_FILES = {"dqn-fed": 24, "fedavg": 20}
+MOST_FILES = {"dqn-fed": 25, "fedavg": 20}  # the votes on DQN-Fed's step length have a file of their own
 
 
 @pytest.fixture(scope="module")

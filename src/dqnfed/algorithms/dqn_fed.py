@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, inf, isfinite, isnan, nan
 from typing import Any, ClassVar, NamedTuple, Self
@@ -332,7 +332,10 @@ class DQNFed(DescentSettings):
         if found.beyond:  # the mean is one client more
             mean = slopes.mean(), curvature.mean(), norm_of(replies.mean("gradient"))
             limits = [np.append(values, value) for values, value in zip(limits, mean, strict=True)]
-        return phases.lengthened(self.parts, server, phases.Limits(*limits), cohort, notes)
+        parts = self.parts
+        if not torch.equal(server.metric.before.members, server.search.mean.members):
+            parts = parts._replace(length=replace(parts.length, growth=1.0))  # curvatures along a step of other clients
+        return phases.lengthened(parts, server, phases.Limits(*limits), cohort, notes)
 
     def _rows(self, server: DescentServer, replies: Replies[Any], cohort: Cohort, losses: FloatArray) -> Rows:
         """Return the rows that the step is made for."""

@@ -19,7 +19,12 @@ RISE = 1.3  # of the losses of clients that were here before: above it m is halv
 JUMP_ALL = 1.2  # of the losses by one step if all clients are here: above it the step is taken back
 JUMP = 2.0  # with part of them: a draw of other clients raises losses too, though nothing is wrong
 GROWTH = 3.0  # of a step by its successor at most, with all clients
-FEW = 10  # clients, or all: until so many are known m does not rise above its start
+FEW = 10  # clients, or three quarters of them: until so many are known m does not rise above its start
+
+
+def enough_clients(n_clients: int) -> int:
+    """Return how many clients must be known before m may rise; not all, since some may never reply."""
+    return min(n_clients - n_clients // 4, FEW)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Votes:
         log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
         if again.any() and not loss_ratio(now[again], known[again], robust=self.robust) <= RISE:
             log_m -= log(2.0)
-        highest = LIMIT if n_known >= min(cohort.n_clients, FEW) else 0.0
+        highest = LIMIT if n_known >= enough_clients(cohort.n_clients) else 0.0
         return state._replace(log_m=torch.tensor(min(max(log_m, -LIMIT), highest), dtype=torch.float64)), share
 
     def longest(self, state: VotesState, share: float, cohort: Cohort) -> float:
@@ -115,7 +120,7 @@ class Votes:
         """Return alpha; `ratio` is the length of the clients' mean step over that of u."""
         m, last = self.first_m * exp(float(state.log_m)), float(state.alpha)
         alpha = (min(m, 1.0) if beyond else m) * ratio
-        enough = min(cohort.n_clients, FEW)
+        enough = enough_clients(cohort.n_clients)
         if self.slow_start and n_known < enough:  # the second factor: the same clients were asked again
             alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
         return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha

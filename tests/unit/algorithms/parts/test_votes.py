@@ -108,12 +108,27 @@ def test_losses_count_from_their_floor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_known", "n_clients", "is_free"), [(9, 20, False), (10, 20, True), (4, 5, False), (5, 5, True), (4, 4, True)]
+    ("n_known", "n_clients", "is_free"),
+    [
+        (9, 20, False),
+        (10, 20, True),
+        (9, 13, False),
+        (10, 13, True),
+        (8, 12, False),  # three quarters of the clients are enough: some may never reply
+        (9, 12, True),
+        (3, 5, False),
+        (4, 5, True),
+        (2, 4, False),
+        (3, 4, True),
+        (2, 3, False),
+        (3, 3, True),
+        (1, 1, True),
+    ],
 )
 def test_until_few_clients_are_known_m_does_not_rise_above_its_start(
     n_known: int, n_clients: int, is_free: bool
 ) -> None:
-    votes, K = Votes(), 4
+    votes, K = Votes(), min(n_clients, 4)
     state = after_a_step(*[1.0] * K, n_clients=n_clients)
     present = cohort(K, n_clients=n_clients)
     up, _ = votes.counted(state, np.ones(K), np.full(K, 0.9), present, 9, n_known)
@@ -167,6 +182,14 @@ def test_steps_are_shorter_while_few_clients_are_known(n_known: int, n_steps: in
     assert length(Votes(), state, 1.0, n_known=n_known, n_steps=n_steps) == 1.0
 
 
+@pytest.mark.parametrize(("n_clients", "enough"), [(4, 3), (8, 6), (11, 9), (12, 9), (13, 10), (40, 10)])
+def test_steps_have_their_length_once_three_quarters_or_ten_clients_are_known(n_clients: int, enough: int) -> None:
+    votes, state, present = Votes(slow_start=True), after_a_step(1.0), cohort(1, n_clients=n_clients)
+    assert length(votes, state, 1.0, n_known=enough, n_steps=50, cohort=present) == 1.0
+    known = enough - 1
+    assert length(votes, state, 1.0, n_known=known, n_steps=0, cohort=present) == pytest.approx(known / enough)
+
+
 def test_past_a_pareto_point_alpha_at_most_doubles() -> None:
     """There u is no longer the shortest step for everybody, and may be long."""
     state = after_a_step(1.0)
@@ -188,6 +211,21 @@ def test_past_a_pareto_point_a_step_is_at_most_as_long_as_the_clients_mean_step(
     found, free = length(votes, state, ratio, beyond=True), length(votes, state, ratio)
     assert free == pytest.approx(first_m * math.exp(log_m) * ratio)
     assert found == pytest.approx(min(free, ratio))
+
+
+@pytest.mark.parametrize(
+    ("share", "times"), [(0.0, 0.5), (0.25, 0.75), (0.49, 0.99), (0.5, 3.0), (0.75, 3.0), (1.0, 3.0), (NAN, math.inf)]
+)
+def test_with_all_clients_the_votes_limit_the_next_step(share: float, times: float) -> None:
+    """With part of them they do not."""
+    votes, state = Votes(), after_a_step(1.0)
+    assert votes.longest(state, share, cohort(N_CLIENTS)) == pytest.approx(times)
+    assert votes.longest(state, share, cohort(N_CLIENTS - 1)) == math.inf
+
+
+@pytest.mark.parametrize("K", [4, N_CLIENTS])
+def test_after_a_step_taken_back_none_is_longer(K: int) -> None:
+    assert Votes().longest(Votes().shortened(after_a_step(1.0), 4.0), NAN, cohort(K)) == 1.0
 
 
 # ------------------------------------------------------------------------------------------ losses
@@ -314,17 +352,46 @@ def test_losses_clearly_above_those_at_the_start_say_so_however_many_steps_later
 ) -> None:
     votes, starts = Votes(), np.linspace(1.0, 3.0, K)
     state = after_a_step(*starts, n_steps=n_steps)
-    state = stepped(votes.record(state, np.full(K, 100.0), cohort(K)))  # what they were on the way has no part in it
-    for factor, is_above in ((jump - 1e-6, False), (jump + 1e-6, True), (math.inf, True), (NAN, True)):
+    state = stepped(votes.record(state, np.full(K, 100.0), cohort(K)))  # at their last replies they were higher
+    for factor, is_above in ((jump - 1e-6, False), (jump + 1e-6, True)):
         assert votes.is_above_start(state, factor * starts[::-1], cohort(K)) is is_above
 
 
-def test_clients_whose_loss_at_the_start_is_not_known_have_no_part_in_that() -> None:
-    """Clients 0 to 3 replied at the start, 4 to 7 after a step."""
+@pytest.mark.parametrize("factor", [math.inf, NAN])
+def test_losses_that_are_no_numbers_are_above_the_start_if_those_before_were(factor: float) -> None:
     votes = Votes()
+    for before, is_above in ((100.0, True), (1.0, False)):
+        state = stepped(votes.record(after_a_step(*[1.0] * 4), np.full(4, before), cohort()))
+        assert votes.is_above_start(state, np.full(4, factor), cohort()) is is_above
+
+
+@pytest.mark.parametrize(("K", "jump"), [(4, 2.0), (N_CLIENTS - 1, 2.0), (N_CLIENTS, 1.2)])
+def test_losses_that_were_low_until_the_last_step_are_not_above_the_start(K: int, jump: float) -> None:
+    """However high they are now: that step is taken back. The lower of the two is each client's own."""
+    votes, starts = Votes(), np.linspace(1.0, 3.0, K)
+    for factor, is_above in ((1.0, False), (jump - 1e-6, False), (jump + 1e-6, True)):
+        state = stepped(votes.record(after_a_step(*starts), factor * starts, cohort(K)))
+        assert votes.is_above_start(state, np.full(K, 1e9), cohort(K)) is is_above
+        first, second = np.full(K, 1e9), np.full(K, 1e9)
+        first[::2], second[1::2] = factor * starts[::2], factor * starts[1::2]
+        turns = stepped(votes.record(after_a_step(*starts), first, cohort(K)))
+        assert votes.is_above_start(turns, second, cohort(K)) is is_above
+    assert votes.retreat_by(stepped(votes.record(after_a_step(*starts), starts, cohort(K))), 9 * starts, cohort(K)) > 1
+
+
+def test_after_a_return_the_losses_now_are_all_that_is_known() -> None:
+    """Those at the last replies are forgotten then."""
+    votes, state = Votes(), after_a_step(*[1.0] * 4)
+    state = state._replace(losses=NAN * state.losses)
+    for loss, is_above in ((1.9, False), (2.1, True)):
+        assert votes.is_above_start(state, np.full(4, loss), cohort()) is is_above
+
+
+def test_clients_whose_loss_at_the_start_is_not_known_have_no_part_in_that() -> None:
+    """Clients 0 to 3 replied at the start, 4 to 7 after a step; all had high losses at their last reply."""
+    votes, huge, fine, bad = Votes(), [1e9] * 2, [1.9] * 2, [2.1] * 2
     state = after_a_step(*[1.0] * 4)
-    state = stepped(votes.record(state, np.ones(4), cohort(first=4)))
-    huge, fine, bad = [1e9] * 2, [1.9] * 2, [2.1] * 2
+    state = stepped(votes.record(state, np.full(8, 1e9), cohort(8)))
     assert not votes.is_above_start(state, np.array(fine + huge), cohort(first=2))
     assert not votes.is_above_start(state, np.array(huge + huge), cohort(first=4))
     assert not votes.is_above_start(state, np.array(huge + huge), cohort(first=8))
@@ -336,15 +403,18 @@ def test_at_the_start_nothing_is_above_it() -> None:
     votes, jumped = Votes(), np.full(4, 1e9)
     state = votes.record(votes.init(N_CLIENTS, 0.0), np.ones(4), cohort())
     assert not votes.is_above_start(state, jumped, cohort())
-    assert votes.is_above_start(stepped(state), jumped, cohort())
-    assert not votes.is_above_start(votes.shortened(stepped(state), 2.0), jumped, cohort())
+    later = stepped(votes.record(stepped(state), jumped, cohort()))
+    assert votes.is_above_start(later, jumped, cohort())
+    assert not votes.is_above_start(votes.shortened(later, 2.0), jumped, cohort())
 
 
 def test_losses_at_the_start_count_from_their_floor() -> None:
     """From 1.0 to 1.25 is a rise by a quarter, above a floor of 0.9 it is 3.5-fold."""
     for floor, is_above in ((0.0, False), (0.9, True)):
-        state = after_a_step(*[1.0] * 4, floor=floor)
+        state = stepped(Votes().record(after_a_step(*[1.0] * 4, floor=floor), np.full(4, 9.0), cohort()))
         assert Votes().is_above_start(state, np.full(4, 1.25), cohort()) is is_above
+        state = stepped(Votes().record(after_a_step(*[1.0] * 4, floor=floor), np.full(4, 1.25), cohort()))
+        assert Votes().is_above_start(state, np.full(4, 9.0), cohort()) is is_above
 
 
 # ------------------------------------------------------------------------------------------ false losses
