@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dqnfed.core.algorithm import Cohort, Status
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from tests.helpers.baselines import classes
-from tests.helpers.play import play
+from tests.helpers.play import SometimesAway, play
 from tests.helpers.quadratic_clients import consistent_quadratics
 from tests.helpers.rows import agreeing_rows, gaussian_rows
 
@@ -297,3 +298,70 @@ def test_with_everybody_present_votes_limit_the_next_step(n_for: int, most: floa
     free = second.diagnostics["m"] * float(rows.mean(0).norm())
     assert free > 3.0 * before
     assert after == pytest.approx(most * before if n_clients == 4 else free)
+
+
+# ------------------------------------------------------------------------------------------ clients that are missing
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": 2}])
+@pytest.mark.parametrize(("n_clients", "participation"), [(6, 0.5), (8, 0.25), (12, 0.5)])
+def test_one_client_that_never_replies_does_not_hold_m_at_its_start(
+    settings: dict[str, Any], n_clients: int, participation: float
+) -> None:
+    """m is learnt in spite of it, since three quarters of the clients are known."""
+    rounds, (problem, federation) = 25, classes(n_clients)
+    clients = SometimesAway(away=frozenset((t, 1) for t in range(rounds)))
+    options: dict[str, Any] = {"rounds": rounds, "participation": participation, "clients": clients}
+    played = play(DQNFed(**settings), problem, federation, **options)
+    assert math.isnan(played.servers[-1].votes.losses[1])
+    assert max(record["diagnostics"].get("m", 0.0) for record in played.records) > 1.2
+
+
+def ahead(method: DQNFed, cohorts: list[list[int]], rows: Tensor) -> list[Any]:
+    """Return the steps of rounds in which these clients reply, all with the same small curvature."""
+    problem = replace(problem_of(8), theta0=10.0 * problem_of(8).theta0)
+    prepared = method.prepare(problem, len(rows), len(rows))
+    server: Any = prepared.init_server(problem, len(rows))
+    server = server._replace(n_steps=torch.tensor(1), step_norm=torch.tensor(1e-3, dtype=torch.float64))
+    steps = []
+    for round, clients in enumerate(cohorts):
+        given, moved = rows[clients], server.theta - problem.theta0
+        numbers = torch.ones(len(clients), dtype=torch.float64)
+        flat = DescentUpdate(given, given.square().sum(1), loss=100.0 + given @ moved, curvature=0.01 * numbers)
+        cohort = of_clients(*clients, n_clients=len(rows), round=round)
+        steps.append(prepared.server_step(server, Replies(flat), cohort))
+        server = steps[-1].server
+    return steps
+
+
+def growths_of(steps: list[Any]) -> list[float]:
+    """Return how many times the last step each one is; the larger of alpha and the length, both are limited."""
+    sizes = [(step.diagnostics["step_norm"], step.diagnostics["alpha"]) for step in steps]
+    return [max(b[0] / a[0], b[1] / a[1]) for a, b in pairwise(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "cohorts", "growths"),
+    [
+        ("lbfgs", [[0, 1, 2, 3]] * 3, [3.0, 3.0]),
+        ("lbfgs", [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2]], [1.0, 3.0]),
+        ("lbfgs", [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]], [1.0, 3.0]),
+        ("lbfgs", [[0, 1, 2], [1, 2, 3], [0, 1, 3]], [1.0, 1.0]),
+        ("identity", [[0, 1, 2], [1, 2, 3], [0, 1, 3]], [3.0, 3.0]),  # it keeps no mean gradient, nor whose it is
+    ],
+)
+def test_a_step_after_one_of_other_clients_is_not_longer(
+    metric: str, cohorts: list[list[int]], growths: list[float]
+) -> None:
+    """Their curvatures allow for far more."""
+    steps = ahead(DQNFed(metric=metric), cohorts, agreeing_rows(4, 8, agreement=3.0))
+    assert growths_of(steps) == pytest.approx(growths)
+
+
+def test_a_client_that_is_left_out_of_every_step_holds_back_none() -> None:
+    """Client 3 opposes the others; whether it replies or not, the steps are for these three."""
+    rows = agreeing_rows(4, 8, agreement=3.0)
+    rows[3] = -rows[:3].mean(0)
+    steps = ahead(DQNFed(drop_share=0.25), [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]], rows)
+    assert all(step.server.metric.before.members.tolist() == [True, True, True, False] for step in steps)
+    assert growths_of(steps) == pytest.approx([3.0, 3.0, 3.0])
