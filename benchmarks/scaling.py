@@ -26,7 +26,7 @@ from dqnfed import Evaluation, FedAvg, Federation, Problem
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim.accelerate import automatic
 from dqnfed.sim.engine import fresh_state, run_round, set_up
-from dqnfed.sim.journal import Journal, described_clients
+from dqnfed.sim.journal import Journal
 from dqnfed.sim.measure import model_columns
 from dqnfed.sim.state import Setup
 
@@ -72,7 +72,7 @@ def shortest(setup: Setup, rounds: int, clock: Callable[[], float], folder: Path
     state, times = fresh_state(setup), []
     with nullcontext() if folder is None else closing(RunFolder(folder)) as kept:
         journal = Journal(kept, model_columns(setup))
-        journal.open({}, described_clients(setup), setup.problem)
+        journal.open({}, setup)
         for _ in range(rounds + 1):
             began = clock()
             journal.add(*run_round(setup, state))

@@ -76,9 +76,7 @@ class Info:
     needs: tuple[str, ...] = ("rows",)  # what the server asks of the replies: sum, gram or rows; then when it asks more
     clip_fields: tuple[str, ...] = ()  # fields of a reply that grow with its size; the first one is measured
     bounded_fields: tuple[str, ...] = SCALARS  # scalars that steer the step: `policy.scalar_bounds` holds them
-    own_descent: bool = (
-        True  # whether rows `gradient` or `delta` follow the client's own loss, so that losses check them
-    )
+    own_descent: bool = True  # whether rows follow the client's own loss, so that its losses can check them
     nan_ok_fields: tuple[str, ...] = ()  # fields of a reply in which NaN means "not known"
     theta_fields: tuple[str, ...] = ("theta",)  # fields of the server that hold the start model before round 0
     local_work: frozenset[str] = frozenset(LOCAL_WORK)  # the shared settings that have an effect

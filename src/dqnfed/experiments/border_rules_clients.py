@@ -94,7 +94,7 @@ RULES = (
     Rule(
         CLIENTS,
         "a row longer than this many times the cohort's median is clipped",
-        "10; new apps: 2",
+        "10; new apps: 5",
         "`policy.max_update_norm`",
         f"{SCREENING}::test_the_limit_is_a_policy",
     ),
@@ -102,7 +102,7 @@ RULES = (
         CLIENTS,
         "reported losses, rates and curvatures are held at this many times the cohort's median; where nothing that the "
         "client said earlier could be compared at most at 3 times it, and rows are clipped at 1.5 times the median",
-        "off; new apps: 3",
+        "off; new apps: 30",
         "`policy.scalar_bounds`",
         f"{CHECKS}::test_a_held_scalar_is_written_down",
     ),
@@ -110,7 +110,7 @@ RULES = (
         CLIENTS,
         "a client whose loss does not change as its rows say is left out: the worst ones, at most this share of a "
         "cohort, one of three or four, nobody of two",
-        "0; 0.2 in new apps",
+        "off; new apps: 0.2",
         "`policy.drop_share`",
         f"{CONSISTENCY}::test_a_false_row_is_found",
     ),
@@ -124,7 +124,7 @@ RULES = (
     Rule(
         CLIENTS,
         "rates (dqn-fed, adafed) stay within this factor of the cohort's median rate per squared gradient",
-        "1000; new apps: 3",
+        "1000; new apps: 10",
         "`policy.rate_bounds`",
         f"{ATTACKS}::test_a_liar_costs_the_others_little",
     ),

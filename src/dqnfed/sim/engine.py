@@ -333,7 +333,7 @@ def train_cohort(
             meanwhile()
         _note_traffic(setup, state, asked, sent, answers, notes)
         found = screened(setup, state, answers, notes)
-        if found is not None and phase == 0:
+        if found is not None and phase == 0 and setup.policy.drop_share:
             found, claims = consistent(setup, state, answers, found, notes)
         n_kept = 0 if found is None else found.kept.shape[0]
         step: ServerStep[Any] = ServerStep(at_start, Status.HOLD)
@@ -347,7 +347,8 @@ def train_cohort(
         if step.status is not Status.AGAIN or found is None:
             # a round that is held for want of replies goes back to its start, and so do its clients
             state.memory.commit_or_rollback(keep=n_kept >= needed)
-            remember(state, claims, at_start)
+            if claims is not None:
+                remember(state, claims, at_start)
             return step
         asked = answers.clients[found.kept]  # a client that is dropped in one phase is not asked in the next
     raise RuntimeError(f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}.")
@@ -408,7 +409,9 @@ def server_step(setup: Setup, state: State, answers: Answers, found: Screened, n
     state.memory.stage(kept, memory)
     cohort = Cohort(kept, federation.n_examples[kept], federation.n_clients, state.round, found.factors)
     replies = screened_replies(answers.replies, found, algorithm.info)
-    replies, held = hold_scalars(replies, setup.policy, algorithm.info, with_record(state, kept))
+    held: list[tuple[int, str, float]] = []
+    if setup.policy.scalar_bounds is not None:
+        replies, held = hold_scalars(replies, setup.policy, algorithm.info, with_record(state, kept))
     for k, field, limit in held:
         logger.info("round %d: client %d held, its %s is above %.3g", state.round, int(kept[k]), field, limit)
         notes.setdefault("held", []).append({"client": int(kept[k]), "field": field, "limit": limit})

@@ -37,6 +37,7 @@ from dqnfed.core.tensors import named_tensors
 from dqnfed.flower import run_in_process
 from tests.contract.test_every_algorithm import Interrupter, without_times
 from tests.helpers.bowls import federation_of, labelled_clients, linear_model, network_bowl, regression_clients, task_of
+from tests.helpers.folders import newest_tensors
 from tests.helpers.noisy_blobs import WORK, NoisyBlobs, noisy_blobs
 from tests.helpers.play import Played, play
 from tests.helpers.turns import relative_distance
@@ -406,9 +407,7 @@ def test_interrupted_in_any_stage_and_resumed_to_the_same_bits(inner: str, after
     resumed = whole_run(run, inner, out=tmp_path / "parts", resume=True)
     assert torch.equal(resumed.theta, straight.theta)
     assert without_times(resumed.history) == without_times(straight.history)
-    last = [
-        load_tensors(next((tmp_path / part / "checkpoint").glob("*.safetensors")))[0] for part in ("parts", "whole")
-    ]
+    last = [load_tensors(newest_tensors(tmp_path / part))[0] for part in ("parts", "whole")]
     assert last[0].keys() == last[1].keys()
     assert all(torch.equal(last[0][key].nan_to_num(), last[1][key].nan_to_num()) for key in last[0])
 

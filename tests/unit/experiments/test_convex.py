@@ -168,7 +168,7 @@ def test_pareto_distance_is_zero_on_the_pareto_set_only() -> None:
 
 
 def libsvm_file(folder: Path, name: str, n_rows: int, *, n_features: int = 5) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{1 if i % 3 else -1} {i % n_features + 1}:0.{i % 7 + 1}" for i in range(n_rows)]
     (folder / name).write_text("\n".join(lines) + "\n")
 
