@@ -23,7 +23,7 @@ import dqnfed
 CLEAR = (ValueError, OSError, RuntimeError, ImportError)  # what the command line prints without a traceback
 SOURCE = Path(dqnfed.__file__).parent
 SECONDS = 300  # longer than any case takes on a busy machine
-QUICK = range(40)  # seeds of the usual suite
+QUICK = range(20)  # seeds of the usual suite
 
 
 class HangError(BaseException):

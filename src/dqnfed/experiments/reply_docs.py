@@ -90,7 +90,7 @@ def sent_fields(kind: type[Any], prefix: str = "") -> list[SentField]:
 def reply_kinds() -> dict[type[Any], list[str]]:
     """Return all kinds of reply, each with the methods whose clients send it."""
     kinds: dict[type[Any], list[str]] = {}
-    for method, algorithm in REGISTRY.items():
+    for method, algorithm in sorted(REGISTRY.items()):
         for kind in algorithm.info.replies:
             kinds.setdefault(kind, []).append(method)
     return kinds

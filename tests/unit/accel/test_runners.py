@@ -87,8 +87,8 @@ def pool() -> Iterator[WorkerPool]:
 @pytest.mark.parametrize(
     ("method", "bowl"),
     [
-        ("dqn-fed", "dense"),
         ("fedavg", "convolved"),
+        pytest.param("dqn-fed", "dense", marks=pytest.mark.slow),
         pytest.param("dqn-fed", "convolved", marks=pytest.mark.slow),
         pytest.param("fedavg", "dense", marks=pytest.mark.slow),
     ],

@@ -186,6 +186,7 @@ def test_no_noise_in_no_labels_changed(seed: int) -> None:
         assert not changed.any()
 
 
+@pytest.mark.slow
 def test_unlike_paper_clients_are_split_only_where_two_groups_explain_the_scores_better() -> None:
     """Of 20 sets of clean scores few are split, at most one in 20; a mixture without the criterion splits them all."""
     rng = np.random.default_rng(0)

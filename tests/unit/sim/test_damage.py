@@ -90,7 +90,7 @@ def outcome(out: Path, straight: Path, caplog: pytest.LogCaptureFixture) -> str:
     return caplog.text
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", [*range(25), *(pytest.param(s, marks=pytest.mark.slow) for s in range(25, 100))])
 def test_a_flipped_bit_is_named_or_harmless(
     seed: int, cut: Path, straight: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
