@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import ssl
 import subprocess
 import time
@@ -47,6 +48,9 @@ EXACT = ["run.dtype='float64'", "eval.every=3", "eval.participants=false"]  # fe
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    for tool in ("bash", "openssl", "ssh-keygen"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed, and the guide uses it")
     made = Deployment(tmp_path_factory.mktemp("deployment"))
     # Clients that are told to fail need the tests' helpers.
     made.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
