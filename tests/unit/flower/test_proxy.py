@@ -18,7 +18,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from dqnfed.flower.proxy import Address, parse_address, proxy_config, write_proxy
 from tests.helpers import proxies
-from tests.helpers.superlink import PUBLIC, free_port, nginx_command, write_certificates
+from tests.helpers.superlink import PATIENCE, PUBLIC, free_port, nginx_command, write_certificates
 
 PASSES = {
     "/v1/fleet/activate-node",
@@ -124,13 +124,14 @@ class Place(NamedTuple):
         finally:
             connection.close()
 
-    def logs(self, line: str) -> bool:
-        """Return whether the line comes to be in the log, which a proxy may write after it has answered."""
-        for _ in range(300):
-            if line in (self.folder / "refused.log").read_text():
-                return True
-            time.sleep(0.1)
-        return False
+    def has_logged(self, refusal: str) -> bool:
+        """Return whether the log has the line; nginx writes it after it has answered."""
+        end = time.monotonic() + PATIENCE
+        while refusal not in (self.folder / "refused.log").read_text():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
 
 
 @pytest.fixture(scope="module", params=proxies.KINDS)
@@ -168,7 +169,7 @@ def test_of_all_calls_of_flower_only_those_of_nodes_pass(place: Place) -> None:
     assert set(place.behind.asked) == {("POST", path) for path in PASSES}
     for path in set(paths) - PASSES:
         assert statuses[path] == (412 if path == "/v1/fleet/register-node" else 403)
-        assert place.logs(f'"POST {path} HTTP/1.1" {statuses[path]}')
+        assert place.has_logged(f'"POST {path} HTTP/1.1" {statuses[path]}')
 
 
 def test_a_node_of_flower_calls_nothing_but_what_passes_and_its_registration() -> None:
@@ -241,7 +242,7 @@ def test_a_message_above_the_limit_is_refused(place: Place) -> None:
     place.behind.asked.clear()
     assert place.status("POST", "/v1/fleet/push-object", headers={"Content-Length": str(64 * 2**20 + 1)}) == 413
     assert place.behind.asked == []
-    assert place.logs('"POST /v1/fleet/push-object HTTP/1.1" 413')
+    assert place.has_logged('"POST /v1/fleet/push-object HTTP/1.1" 413')
 
 
 def test_a_stranger_without_the_authoritys_certificate_is_told_nothing_else(place: Place) -> None:
