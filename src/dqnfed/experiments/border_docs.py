@@ -9,34 +9,17 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 PAGE = Path("docs/reference/borders.md")
 MODULES = ("border_rules_strangers", "border_rules_clients", "border_rules_files")
 NOTICE = "<!-- Made by `make reference` from src/dqnfed/experiments/border_rules_*.py; change these instead. -->"
-INTRODUCTION = (
-    "What comes in from outside is checked before it is used. Each rule has a test that shows it; a number that is "
-    "presented as a result has passed all of them."
-)
-
-
-class Rule(NamedTuple):
-    """One rule at a border."""
-
-    border: str  # the section: Strangers, Clients or Files
-    rule: str
-    default: str  # what happens unless it is set otherwise
-    setting: str  # by which it is changed; empty: it always holds
-    test: str  # path/of/test_file.py::name_of_test
+INTRODUCTION = "What comes in from outside is checked before it is used. Each rule has a test that shows it."
 
 
 def collected_rules() -> list[tuple[str, str, str, str, str]]:
-    """Return the rules of all borders whose modules exist, border by border."""
-    found: list[tuple[str, str, str, str, str]] = []
-    for name in MODULES:
-        if find_spec(f"dqnfed.experiments.{name}") is not None:
-            found += [tuple(rule) for rule in import_module(f"dqnfed.experiments.{name}").RULES]
-    return found
+    """Return the rules, border by border."""
+    modules = [import_module(f"dqnfed.experiments.{name}") for name in MODULES]
+    return [tuple(rule) for module in modules for rule in module.RULES]
 
 
 def page(rules: Sequence[tuple[str, str, str, str, str]], sections: Iterable[str] = ()) -> str:

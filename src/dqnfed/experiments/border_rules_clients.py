@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Rule(NamedTuple):
-    """One rule, its default, the setting that changes it, and the test that shows it."""
-
-    border: str
-    rule: str
-    default: str
-    setting: str
-    test: str
-
+from dqnfed.experiments.border_rules import Rule
 
 CLIENTS = "clients"
 CHECKS, ATTACKS = "tests/unit/flower/test_checks.py", "tests/unit/flower/test_attacks.py"

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Rule(NamedTuple):
-    """One rule: what is checked, what happens by default, what changes that, and its test."""
-
-    border: str
-    rule: str
-    default: str
-    setting: str
-    test: str
-
+from dqnfed.experiments.border_rules import Rule
 
 FUZZ, DAMAGE, COMMANDS = "tests/fuzz", "tests/unit/sim/test_damage.py", "tests/end_to_end/test_files.py"
 KILLS, FEDERATION = "tests/end_to_end/test_kill_resume.py", "tests/unit/core/test_federation.py"

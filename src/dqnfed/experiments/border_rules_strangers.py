@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Rule(NamedTuple):
-    border: str
-    rule: str
-    default: str
-    setting: str  # what changes it; "none" where nothing does
-    test: str  # path::name
-
+from dqnfed.experiments.border_rules import Rule
 
 PROXY = "tests/unit/flower/test_proxy.py"
 CHECK = "tests/unit/flower/test_deployment_check.py"

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from dqnfed import Policy
-from dqnfed.experiments.border_rules_clients import RULES, Rule
+from dqnfed.experiments.border_rules import Rule
+from dqnfed.experiments.border_rules_clients import RULES
 from tests.helpers.hostile_runs import app_policy
 from tests.helpers.repository import ROOT
 

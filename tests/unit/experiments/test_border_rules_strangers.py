@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from dqnfed.experiments.border_rules_strangers import RULES, Rule
+from dqnfed.experiments.border_rules import Rule
+from dqnfed.experiments.border_rules_strangers import RULES
 from tests.helpers.repository import ROOT
 
 
