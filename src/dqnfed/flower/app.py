@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 if TYPE_CHECKING:
     from dqnfed.flower.client import Client
 
 
-def client_app(describe: Callable[[Context], Client]) -> ClientApp:
-    """Return the Flower app of a client; `describe` is called for every message, since nothing else lasts."""
+QUESTION = "question"  # Flower's name of such messages
+Reply = Callable[[dict[str, Any], Context], dict[str, Any]]
+
+
+def client_app(describe: Callable[[Context], Client], reply: Reply | None = None) -> ClientApp:
+    """Return the Flower app of a client; `describe` is called for every message, since nothing else lasts.
+
+    `reply` answers questions that come before the training (`dqnfed.flower.questions`); without it there are none.
+    """
     app = ClientApp()
+    if reply is not None:
+
+        @app.query(QUESTION)
+        def answer(message: Message, context: Context) -> Message:
+            question = json.loads(str(message.content["question"]["json"]))
+            found = {"client": client_number(context), **reply(question, context)}
+            return Message(RecordDict({"answer": ConfigRecord({"json": json.dumps(found)})}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -27,6 +42,12 @@ def client_app(describe: Callable[[Context], Client]) -> ClientApp:
         from dqnfed.flower.client import evaluation_reply
 
         return evaluation_reply(describe(context), message, context)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        from dqnfed.flower.client import query_reply
+
+        return query_reply(describe(context), message, context)
 
     return app
 

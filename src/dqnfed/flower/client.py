@@ -11,14 +11,19 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm, Empty
+from dqnfed.core.algorithm import AnyAlgorithm, Empty, refuse_reference
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.screening import Policy, prepared_with
 from dqnfed.core.tensors import map_tensors, row
 from dqnfed.flower.app import client_number
 from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag, Tags
 from dqnfed.flower.privacy import Privacy, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
+from dqnfed.flower.secure_client import products_reply, secure_reply, shared_keys, unpad_reply
+from dqnfed.flower.secure_records import SECURE
+from dqnfed.secure.keys import Identity
+from dqnfed.secure.methods import secure_method
 from dqnfed.sim.accelerate import acceleration
 from dqnfed.sim.clients import Measured, evaluate
 from dqnfed.sim.tasks import TaskBuilder
@@ -34,8 +39,10 @@ class Client:
     problem: Problem
     data: Federation  # of one client: `Federation.from_clients([(inputs, targets)])`, or `whole.only(number)`
     privacy: Privacy | None = None
+    secure: Identity | None = None  # its key and the roster of keys: replies then leave under pads alone
 
     def __post_init__(self) -> None:
+        refuse_reference(self.algorithm, "on Flower")
         if self.data.n_clients != 1:
             raise ValueError(
                 f"a node holds the data of one client, but was given {self.data.n_clients}; "
@@ -53,6 +60,11 @@ def evaluation_reply(client: Client, message: Message, context: Context) -> Mess
     return Message(_Request(client, message, context).evaluate(), reply_to=message)
 
 
+def query_reply(client: Client, message: Message, context: Context) -> Message:
+    """Return the reply to a question of secure aggregation."""
+    return Message(_Request(client, message, context).answer(), reply_to=message)
+
+
 class _Request:
     """One message to a client, and what is needed to reply to it."""
 
@@ -63,7 +75,8 @@ class _Request:
         self._about = about
         self._client, self._number = client, client_number(context)
         self._problem = acceleration().problem(client.problem)
-        self._algorithm = client.algorithm.prepare(client.problem, self._whole("n-clients"), self._whole("cohort-size"))
+        self._context = context
+        self._algorithm = self._prepared()
         self._round = self._whole("round")
         self._tags = Tags(_tag(about["used"]), _tag(about["kept"]))
         self._check()
@@ -75,6 +88,11 @@ class _Request:
 
     def train(self) -> RecordDict:
         """Return the client's reply to a step; its new memory is kept."""
+        if (self._client.secure is not None) != (SECURE in self._content):
+            raise ValueError(
+                f"client {self._number} replies {'under pads alone' if self._client.secure else 'in the open alone'}, "
+                "but the server asks otherwise; give both the same `privacy.secure`."
+            )
         kind = kind_named(self._algorithm.info.messages, str(self._about["kind"]))
         sent = decoded(kind, self._arrays("sent"), self._device)
         task = self._task()
@@ -85,7 +103,36 @@ class _Request:
         if self._kept is not None:
             self._kept.write(self._tags, (self._round, self._whole("phase")), memory)
         facts: dict[str, Any] = {"client": self._number, "kind": type(update).__name__, "forgot": self._forgot}
+        if self._client.secure is not None:
+            mine = self._client.secure, self._algorithm, self._number
+            return secure_reply(*mine, update, sent, self._content, facts, self._context)
         return RecordDict({"update": encoded(update), "about": ConfigRecord(facts)})
+
+    def answer(self) -> RecordDict:
+        """Return the client's answer to a question about its padded reply, or a common key for all clients."""
+        identity, question = self._client.secure, str(self._about.get("question"))
+        if identity is None:
+            raise ValueError(f"client {self._number} has no key for secure aggregation (`pad-key` of its node config).")
+        if question == "share-key":
+            return shared_keys(identity, self._number, self._about)
+        if question == "products":
+            return products_reply(self._number, self._content, self._context)
+        bounds = float(self._about["rate-bounds"])  # type: ignore[arg-type]
+        policy = Policy(rate_bounds=bounds or None)
+        sizes = self._whole("n-clients"), self._whole("cohort-size")
+        algorithm = prepared_with(self._method(), policy, self._client.problem, *sizes)
+        return unpad_reply(identity, algorithm, self._number, self._content, self._context)
+
+    def _method(self) -> AnyAlgorithm:
+        """Return the method as this client runs it; with a key, as it can be run securely."""
+        sizes = self._whole("n-clients"), self._whole("cohort-size")
+        if self._client.secure is None:
+            return self._client.algorithm
+        return secure_method(self._client.algorithm, Policy(), self._client.problem, *sizes)
+
+    def _prepared(self) -> AnyAlgorithm:
+        sizes = self._whole("n-clients"), self._whole("cohort-size")
+        return self._method().prepare(self._client.problem, *sizes)
 
     def evaluate(self) -> RecordDict:
         """Return the client's loss and scores at the models of the message, and who it is."""

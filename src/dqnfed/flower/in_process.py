@@ -20,6 +20,7 @@ from dqnfed.flower.app import client_app, client_number
 from dqnfed.flower.client import Client
 from dqnfed.flower.privacy import Privacy
 from dqnfed.flower.strategy import Strategy
+from dqnfed.secure.keys import fresh_identities
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Evaluation
 
@@ -104,11 +105,15 @@ def run_in_process(
     observers: Sequence[Observer] = (),
     privacy: Privacy | None = None,
     memory_dir: Path | None = None,
+    secure: bool = False,
 ) -> RunResult:
     """Return what `dqnfed.run` returns, computed through Flower's strategy, messages and client apps."""
 
+    identities = fresh_identities(federation.n_clients) if secure else []
+
     def describe(context: Context) -> Client:
-        return Client(algorithm, problem, federation.only(client_number(context)), privacy)
+        number = client_number(context)
+        return Client(algorithm, problem, federation.only(number), privacy, identities[number] if secure else None)
 
     node_config = {} if memory_dir is None else {"memory-dir": str(memory_dir)}
     grid = InProcessGrid(client_app(describe), federation.n_clients, node_config=node_config)
@@ -124,6 +129,8 @@ def run_in_process(
         resume=resume,
         observers=observers,
         wait=0.0,
+        secure=secure,
+        privacy=privacy,
     )
     strategy.start(grid, num_rounds=rounds)
     assert strategy.result is not None

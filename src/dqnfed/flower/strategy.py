@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
-from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.algorithm import AnyAlgorithm, refuse_reference
 from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.expected import Layout, expected_reply, layout_of, own_model_names
 from dqnfed.core.federation import Federation
@@ -37,12 +37,17 @@ from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.records import array_record, encoded, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster, changed_sizes
+from dqnfed.flower.secure_server import SecureServer
+from dqnfed.secure.methods import secure_method
+from dqnfed.secure.noise import Privacy
 from dqnfed.sim.accelerate import acceleration
 from dqnfed.sim.checkpoint import checkpoint_rounds
 from dqnfed.sim.claims import checked_share, few_clients
 from dqnfed.sim.clients import Answers, Evaluated, Validated
-from dqnfed.sim.engine import cohort_size, plain_config, run_loop
+from dqnfed.sim.engine import run_loop
 from dqnfed.sim.observers import Observer
+from dqnfed.sim.private import check_privacy
+from dqnfed.sim.setup import cohort_size, plain_config
 from dqnfed.sim.state import Evaluation, Setup, State
 from dqnfed.sim.tasks import TaskBuilder
 
@@ -76,21 +81,29 @@ class Strategy(FlowerStrategy):
         out: str | Path | None = None,
         resume: bool = False,
         wait: float = 600.0,  # seconds for all clients to come online before the first round
+        files: Mapping[str, str] | None = None,  # further texts for the run's folder, by name
         config: Mapping[str, Any] | None = None,  # as written to config.toml
         observers: Iterable[Observer] = (),
+        secure: bool = False,  # replies under one-time pads: see `dqnfed.secure`
+        privacy: Privacy | None = None,  # the noise of its clients, which is counted here against its budget
     ) -> None:
+        refuse_reference(algorithm, "on Flower")
         self.result: RunResult | None = None
         self._problem, self._seed, self._participation = problem, seed, participation
         self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
         self._cohort_size = cohort_size(participation, n_clients)
         check_min_replies(self._policy, self._cohort_size)  # before clients are waited for
         self._faster = acceleration()
+        if secure:
+            algorithm = secure_method(algorithm, self._policy, problem, n_clients, self._cohort_size)
         self._algorithm = prepared_with(algorithm, self._policy, problem, n_clients, self._cohort_size)
         self._fingerprint = repr(algorithm.prepare(problem, n_clients, self._cohort_size))  # what clients must run too
+        self._privacy = privacy
         self._out = None if out is None else Path(out)
         self._resume = resume and self._out is not None and bool(checkpoint_rounds(self._out))
         self._wait, self._config, self._observers = wait, config, tuple(observers)
         self._roster = Roster(n_clients)
+        self._files = dict(files or {})
         self._key = uuid.uuid4().hex  # under which clients keep their memories of this run
         self._clients: list[int] = []  # asked in the present exchange
         self._used: dict[int, Tag] = {}  # every client's last reply that was used
@@ -105,7 +118,13 @@ class Strategy(FlowerStrategy):
         self._usual_loss = 0.0  # the largest median of evaluated losses so far
         self._refused: list[dict[str, Any]] = []  # evaluations since the last record
         self._faults: set[str] = set()  # why nodes did not report which client they are
+        self._secure = SecureServer(self._algorithm, problem, self._ask) if secure else None
         self._grid: Grid
+
+    @property
+    def out(self) -> Path | None:
+        """The run folder."""
+        return self._out
 
     def start(
         self,
@@ -139,6 +158,7 @@ class Strategy(FlowerStrategy):
     def _train(self, num_rounds: int) -> Result:
         self._keep_key()
         setup = self._setup(self._wait_for_clients(), num_rounds)
+        check_privacy(setup)
         settings = dict(self._config) if self._config is not None else plain_config(setup, self._participation)
         self.result = run_loop(
             setup,
@@ -172,9 +192,16 @@ class Strategy(FlowerStrategy):
         self._expects = self._reply_to(sent)
         about = ConfigRecord({"kind": type(sent).__name__, "round": state.round, "phase": phase})
         messages = self.configure_train(state.round + 1, encoded(sent), about, self._grid)
+        if self._secure is not None:
+            messages = self._under_pads(messages, sent, self._about(about))
         self.aggregate_train(state.round + 1, self._exchanged(messages))
         assert self._answers is not None
         return self._answers
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether replies reach the server under pads alone."""
+        return self._secure is not None
 
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         """Return the clients' training losses at the present model, and their scores."""
@@ -233,22 +260,21 @@ class Strategy(FlowerStrategy):
         updates: dict[int, Any] = {}
         for client, content in contents.items():
             try:
-                updates[client] = checks.read_update(
-                    content, self._algorithm.info.replies, self._expects, self._problem
-                )
+                updates[client] = self._read(content)
                 forgot = bool(checks.record(content, "about", ConfigRecord).get("forgot"))
             except Exception as error:  # whatever a client sends, the run goes on without it
                 faults[client] = f"its reply is refused: {first_line(error)}"
                 continue
             if forgot:
                 logger.warning("round %d: client %d lost its memory and starts with a new one", self._phase[0], client)
-        faults.update(mismatched(updates))
+        faults.update({} if self._secure is not None else mismatched(updates))
         kept = [client for client in sorted(updates) if client not in faults]
         self._answers = Answers(
             torch.tensor(kept, dtype=torch.long),
-            self._faster.replies(stack([updates[client] for client in kept])) if kept else None,
+            self._replies({client: updates[client] for client in kept}) if kept else None,
             Receipt(*(torch.full((len(kept),), number) for number in self._phase)),
             sorted(faults.items()),
+            None if self._secure is None else self._secure.traffic,
         )
         return None, MetricRecord({"replies": len(kept), "missing": len(faults)})
 
@@ -281,6 +307,43 @@ class Strategy(FlowerStrategy):
         self._evaluated = {client: each for client, each in self._evaluated.items() if client not in found}
         self._usual_loss = max(self._usual_loss, checks.usual_loss(self._evaluated))
         return {client: f"its reply is refused: {why}" for client, why in found.items()}
+
+    def _read(self, content: Any) -> Any:
+        if self._secure is not None:
+            return self._secure.read(content, self._expects)
+        return checks.read_update(content, self._algorithm.info.replies, self._expects, self._problem)
+
+    def _replies(self, updates: Mapping[int, Any]) -> Any:
+        if self._secure is not None and self._expects is not None:
+            return self._secure.replies(updates, self._expects)
+        return self._faster.replies(stack([updates[client] for client in sorted(updates)]))
+
+    def _under_pads(self, messages: Iterable[Message], sent: Any, about: ConfigRecord) -> list[Message]:
+        """Return the messages with what clients need to pad their replies; they have a common key by then."""
+        assert self._secure is not None
+        online = set(self._grid.get_node_ids())
+        client_of = {node: client for client, node in self._roster.node_of.items() if node in online}
+        self._secure.share_key(self._key, list(client_of.values()), about)
+        return self._secure.address(messages, client_of, sent, about)
+
+    def _ask(self, contents: Mapping[int, RecordDict]) -> tuple[dict[int, Any], dict[int, str]]:
+        """Return what clients answer to questions of their own, and why others do not."""
+        online = set(self._grid.get_node_ids())
+        nodes = {client: self._roster.node_of.get(client, 0) for client in contents}
+        faults = {client: OFFLINE for client, node in nodes.items() if node not in online}
+        messages = []
+        for client, content in contents.items():
+            if client not in faults:
+                tags = {"used": list(self._used.get(client, NEVER)), "kept": list(self._kept.get(client, NEVER))}
+                about: Any = content["about"]
+                whole = RecordDict({**content, "about": ConfigRecord({**about, **tags})})
+                messages.append(Message(whole, nodes[client], MessageType.QUERY))
+        if not messages:
+            return {}, faults
+        found = received(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
+        client_of = {node: client for client, node in nodes.items()}
+        faults |= {client_of[node]: why for node, why in found.faults.items()}
+        return {client_of[node]: content for node, content in found.contents.items()}, faults
 
     # Who is asked, and how.
 
@@ -339,6 +402,7 @@ class Strategy(FlowerStrategy):
                 "n-clients": self._roster.n_clients,
                 "cohort-size": self._cohort_size,
                 "seed": self._seed,
+                **({"rate-bounds": self._policy.rate_bounds or 0.0} if self._secure is not None else {}),
                 **config,
             }
         )
@@ -506,6 +570,8 @@ class Strategy(FlowerStrategy):
             TaskBuilder(federation, problem, self._algorithm, self._seed),
             clients=self,
             replies=self._faster.replies,
+            privacy=self._privacy,
+            files=self._files,
         )
 
 

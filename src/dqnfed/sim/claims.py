@@ -12,7 +12,16 @@ from torch import Tensor
 from dqnfed.core import consistency
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray
-from dqnfed.core.screening import BoolArray, Policy, Screened, clip_unchecked, screen, screened_replies
+from dqnfed.core.screening import (
+    UNCHECKED_LENGTH,
+    BoolArray,
+    Policy,
+    Screened,
+    clip_unusual,
+    kept_lengths,
+    screen,
+    screened_replies,
+)
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.state import Record, Setup, State
 
@@ -52,13 +61,18 @@ def consistent(
     replies = answers.replies
     if not share or replies is None or not (field := consistency.checked_field(info, replies)) or not len(found.kept):
         return found, None
-    found = clip_unchecked(replies, found, setup.policy, field, with_record(state, answers.clients[found.kept]))
-    usable, clients = screened_replies(replies, found, info), answers.clients[found.kept]
+    clients = answers.clients[found.kept]
+    lengths = kept_lengths(replies, found, field)
+    found = clip_unusual(replies, found, setup.policy, field, usual_lengths(state, clients))
+    usable = screened_replies(replies, found, info)
     sizes = setup.federation.n_examples[clients]
     cohort = Cohort(clients, sizes, setup.federation.n_clients, state.round, found.factors)
     claims = Claims(usable.rows(field), consistency.reported_losses(usable, state.losses, cohort), cohort)
     before = state.claims or consistency.no_claims(setup.federation.n_clients)
     state.claims = consistency.judged(before, *claims[:2], state.server.theta, cohort)
+    state.claims = consistency.with_lengths(
+        state.claims, lengths, UNCHECKED_LENGTH * float(np.median(lengths)), clients
+    )
     out = consistency.inconsistent(state.claims, cohort, share)
     if not out.any():
         return found, claims
@@ -68,9 +82,38 @@ def consistent(
     stay = found.kept[torch.from_numpy(np.flatnonzero(~out))]
     left = replies.take(stay)
     again = screen(left, setup.policy, info)  # medians without those who lie
-    again = clip_unchecked(left, again, setup.policy, field, with_record(state, answers.clients[stay[again.kept]]))
+    again = clip_unusual(left, again, setup.policy, field, usual_lengths(state, answers.clients[stay[again.kept]]))
     dropped = found.dropped + [(int(stay[k]), why) for k, why in again.dropped]
     return Screened(stay[again.kept], again.factors, dropped), claims
+
+
+def to_usual_scale(setup: Setup, state: State, answers: Answers, notes: Record) -> Answers:
+    """Return the replies with the numbers of clients whose first loss was far above the cohort's scaled down to it."""
+    policy, info, replies = setup.policy, setup.algorithm.info, answers.replies
+    if not policy.drop_share or policy.scalar_bounds is None or replies is None:
+        return answers
+    claims = state.claims or consistency.no_claims(setup.federation.n_clients)
+    if "loss" in replies.fields:
+        claims = consistency.with_starts(claims, replies.scalars("loss"), answers.clients)
+    state.claims, factors = claims, consistency.scale_factors(claims, answers.clients)
+    if bool((factors == 1.0).all()):
+        return answers
+    for k in (factors < 1.0).nonzero().flatten().tolist():
+        note = {"client": int(answers.clients[k]), "field": "scale", "limit": float(factors[k])}
+        if note not in notes.setdefault("held", []):
+            logger.info("round %d: client %d scaled by %.3g, its first loss was far above the others'",
+                        state.round, note["client"], note["limit"])  # fmt: skip
+            notes["held"].append(note)
+    scaled = tuple(dict.fromkeys((*info.clip_fields, *info.bounded_fields)))
+    return answers._replace(replies=replies.scaled(factors, scaled))
+
+
+def usual_lengths(state: State, clients: Tensor) -> FloatArray:
+    """Return the lengths of the clients' rows in rounds before, [K]; NaN where no reply could be checked."""
+    if state.claims is None:
+        return np.full(len(clients), np.nan)
+    found: FloatArray = torch.where(state.claims.slopes.isfinite(), state.claims.lengths, torch.nan)[clients].numpy()
+    return found
 
 
 def with_record(state: State, clients: Tensor) -> BoolArray | None:

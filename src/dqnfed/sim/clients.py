@@ -10,16 +10,25 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from dqnfed.core.algorithm import Algorithm
+from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
-from dqnfed.core.tensors import row
+from dqnfed.core.tensors import map_tensors, row
+from dqnfed.secure.noise import clipped_rows, noised_rows
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.tasks import sampled_clients
 
 if TYPE_CHECKING:
     from dqnfed.sim.state import Setup, State
+
+
+@dataclass
+class Traffic:
+    """Bytes of an exchange that are more than the method's own reply; questions during the step are added to it."""
+
+    up: int = 0
+    down: int = 0
 
 
 class Answers(NamedTuple):
@@ -29,6 +38,7 @@ class Answers(NamedTuple):
     replies: Replies[Any] | None  # None if nobody did
     memory: Any  # stacked or one by one in a list: what the store keeps for those whose replies are used
     missing: list[tuple[int, str]]  # clients that did not reply, and why
+    traffic: Traffic | None = None  # where replies are sent in another form than the method's own
 
 
 class Evaluated(NamedTuple):
@@ -53,6 +63,10 @@ class Clients(Protocol):
     def memory_kind(self) -> type[Any] | None:
         """What the store keeps for a client; None: the method's own memory."""
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether replies reach the server under pads alone."""
+
     def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         """Return the clients' replies to what was sent in this phase of the round."""
 
@@ -74,6 +88,7 @@ class LocalClients:
     """All clients and their data in this process; every one of them replies."""
 
     memory_kind: type[Any] | None = None
+    is_secure: bool = False
 
     def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         algorithm, problem, tasks = setup.algorithm, setup.problem, setup.tasks
@@ -93,11 +108,19 @@ class LocalClients:
         if phase == 0 and device.type != "cpu":
             _prefetch(setup, state)
         replies = updates if isinstance(updates, Replies) else setup.replies(updates)
+        if (privacy := setup.privacy) is not None:
+            plain = replies.updates
+            local = privacy.noise == "local"
+            replies = setup.replies(noised_rows(plain, privacy) if local else clipped_rows(plain, privacy.clip))
         return Answers(clients, replies, memory, [])
 
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         train, theta = setup.federation.train, state.server.theta
-        losses = evaluate(setup.problem, theta, train, clients, with_score=False).loss
+        if setup.algorithm.info.training == "alone":
+            [found_alone] = self._measured(setup, state, clients, "train").values()
+            losses = found_alone.loss
+        else:
+            losses = evaluate(setup.problem, theta, train, clients, with_score=False).loss
         if not with_scores:
             return Evaluated(clients, losses.cpu(), {})
         held = setup.federation.examples(setup.evaluation.part).sizes[clients] > 0  # type: ignore[arg-type]
@@ -141,6 +164,24 @@ class LocalClients:
             name: Measured(torch.cat([p.loss for p in parts]), torch.cat([p.scores for p in parts]))
             for name, parts in found.items()
         }
+
+
+@dataclass(frozen=True)
+class PooledClients(LocalClients):
+    """All rows in one place: one task holds those of the whole cohort, and every client gets its update."""
+
+    def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        task = setup.tasks.pooled(clients, state.round)
+        memory = setup.algorithm.init_memory(setup.problem, task)
+        update, _ = setup.algorithm.client_step(setup.problem, task, sent, memory)
+        shared = map_tensors(lambda t: t.expand(len(clients), *t.shape), update)
+        kept = map_tensors(lambda t: t.expand(len(clients), *t.shape), memory)
+        return Answers(clients, setup.replies(shared), kept, [])
+
+
+def local_clients(algorithm: AnyAlgorithm) -> LocalClients:
+    """Return the clients of a run in this process."""
+    return PooledClients() if algorithm.info.training == "pooled" else LocalClients()
 
 
 def _spread(scores: Tensor, held: Tensor) -> Tensor:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
-from dqnfed.sim.state import Record, State
+from dqnfed.core.algorithm import AnyAlgorithm, default_of
+from dqnfed.core.local_work import LocalWork
+from dqnfed.core.result import RunResult, model_metadata
+from dqnfed.core.screening import UPDATE_NOT_FINITE
+from dqnfed.core.tensors import named_parameters
+from dqnfed.sim.journal import Journal
+from dqnfed.sim.measure import divergence, model_columns
+from dqnfed.sim.private import privacy_facts
+from dqnfed.sim.selection import kept_facts, kept_model, kept_record
+from dqnfed.sim.state import Record, Setup, State
 
 DIVERGED = "diverged"
-FACTOR = 2.0  # a mean training loss above so many times its start is no training
-ROUNDING = 1e-6  # by which a loss that starts at its least value may rise
 NOT_FINITE = "the model is not finite after round"
+LOST = 3  # rounds at the end in which no client has sent a number: what it keeps is broken, and will stay so
 
 
 def ended(state: State, history: Sequence[Record], rounds: int) -> tuple[str, str]:
@@ -21,17 +29,78 @@ def ended(state: State, history: Sequence[Record], rounds: int) -> tuple[str, st
         return DIVERGED, f"{state.stopped}; {why}" if state.stopped else why
     if state.stopped.startswith(NOT_FINITE):
         return DIVERGED, state.stopped
+    if (n := rounds_without_numbers(history)) >= LOST:
+        return DIVERGED, f"no client has sent a finite update in the last {n} rounds"
     return ("stopped", state.stopped) if state.stopped else ("finished", "")
 
 
-def divergence(history: Sequence[Record]) -> str:
-    """Return why the run diverged by its mean training loss at the start and at the end, or nothing."""
-    losses = [record["train_loss"]["mean"] for record in history if record["train_loss"] is not None]
-    if len(losses) < 2:
-        return ""
-    first, last = (math.nan if loss is None else float(loss) for loss in (losses[0], losses[-1]))
-    if not math.isfinite(last):
-        return "the mean training loss is not finite at the end"
-    if math.isfinite(first) and last > first + (FACTOR - 1) * abs(first) + ROUNDING:
-        return f"the mean training loss rose from {first:.4g} to {last:.4g}, above {FACTOR:g} times its start"
-    return ""
+def rounds_without_numbers(history: Sequence[Record]) -> int:
+    """Return in how many rounds before the end no client has sent a finite update."""
+    n = 0
+    for record in reversed(history):
+        lost = {drop["client"] for drop in record.get("dropped", ()) if drop["why"] == UPDATE_NOT_FINITE}
+        if not record["clients"] or lost != set(record["clients"]):
+            break
+        n += 1
+    return n
+
+
+def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, Any]) -> RunResult:
+    """Return the result, after writing the model and the summary to the run's folder."""
+    problem = setup.problem
+    evaluated = kept_record(state, journal.history)
+    status, reason = ended(state, journal.history, setup.rounds)
+    summary: Record = {
+        "name": settings.get("name", "run"),
+        "algorithm": settings.get("algorithm", {}).get("name", type(setup.algorithm).__name__),
+        "seed": setup.seed,
+        "version": journal.environment["dqnfed"],
+        "rounds": state.round,
+        "status": status,
+        "reason": reason,
+        "score": problem.score_name,
+        **kept_facts(setup, state),
+        "accuracy": evaluated["accuracy"],
+        "train_loss": evaluated["train_loss"],
+        "models": evaluated.get("models", {}),
+        "start": state.start,
+        "rho_mean": state.rho_sum / state.rho_n if state.rho_n else None,
+        "totals": state.totals,
+        "n_dropped": state.n_dropped,
+        "n_clipped": state.n_clipped,
+        "unused": unused_settings(setup.algorithm),
+        "mode": setup.algorithm.mode,
+        "untested": len(setup.federation.untested),
+        **privacy_facts(setup, state),
+    }
+    theta, layout = kept_model(setup, state).detach().cpu(), problem.layout
+    if setup.algorithm.info.training != "federated":
+        summary["training"] = setup.algorithm.info.training
+    if setup.algorithm.info.training == "alone":  # every client has its own, and the server's was never trained
+        theta, layout = theta[:0], ()
+    if journal.folder is not None:
+        journal.folder.write_model(named_parameters(theta, layout), model_metadata(layout, problem.model_spec))
+    if setup.complete is not None:
+        summary.update(setup.complete())
+    if journal.folder is not None:
+        journal.folder.finish(summary)
+    return RunResult(
+        theta=theta,
+        layout=layout,
+        summary=summary,
+        history=journal.history,
+        client_rows=journal.all_rows(),
+        columns=model_columns(setup),
+        config=settings,
+        clients=journal.clients,
+        environment=journal.environment,
+        module=problem.module,
+        model_spec=problem.model_spec,
+    )
+
+
+def unused_settings(algorithm: AnyAlgorithm) -> list[str]:
+    """Return the shared settings that differ from their default and have no effect on this prepared method."""
+    if not isinstance(algorithm, LocalWork):
+        return []
+    return sorted(name for name in algorithm.unused() if getattr(algorithm, name) != default_of(algorithm, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from dqnfed.core.run_folder import CLIENT_COLUMNS, ClientRow
 from dqnfed.maths.fairness import fairness_summary, improved_share
 from dqnfed.sim.clients import Evaluated
 from dqnfed.sim.state import Record, Setup, State
+
+FACTOR = 2.0  # a mean training loss above so many times its start is no training
+ROUNDING = 1e-6  # by which a loss that starts at its least value may rise
 
 
 def participant_losses(setup: Setup, state: State, clients: Tensor) -> Tensor | None:
@@ -97,3 +101,16 @@ def start_record(setup: Setup, state: State) -> tuple[Record, list[ClientRow]]:
 def model_columns(setup: Setup) -> tuple[str, ...]:
     """Return the columns of clients.csv: one accuracy for each model that the method evaluates."""
     return (*CLIENT_COLUMNS, *(f"accuracy_{name}" for name in setup.model_names[1:]))
+
+
+def divergence(history: Sequence[Record]) -> str:
+    """Return why the run diverged by its mean training loss at the start and at the end, or nothing."""
+    losses = [record["train_loss"]["mean"] for record in history if record.get("train_loss") is not None]
+    if len(losses) < 2:
+        return ""
+    first, last = (math.nan if loss is None else float(loss) for loss in (losses[0], losses[-1]))
+    if not math.isfinite(last):
+        return "the mean training loss is not finite"
+    if math.isfinite(first) and last > first + (FACTOR - 1) * abs(first) + ROUNDING:
+        return f"the mean training loss rose from {first:.4g} to {last:.4g}, above {FACTOR:g} times its start"
+    return ""

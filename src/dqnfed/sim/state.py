@@ -16,6 +16,7 @@ from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.runners import CohortRunner, IndexedRunner, PerClientRunner
 from dqnfed.core.screening import Policy
+from dqnfed.secure.noise import Privacy
 from dqnfed.sim.choice import LAST, SELECTS, Choice
 from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.memory import MemoryStore
@@ -67,6 +68,7 @@ class Setup:
     fingerprint: Mapping[str, str] | None = None  # of the data, where the federation's own is not to be taken
     files: Mapping[str, str] = field(default_factory=dict)  # further texts for the run's folder, by name
     complete: Completion | None = None
+    privacy: Privacy | None = None  # noise, and the budget that it is counted against
 
     @cached_property
     def per_client_runner(self) -> PerClientRunner | None:

@@ -108,6 +108,20 @@ class TaskBuilder:
             self._each = (key, self._tasks_one_by_one(key[0], round))
         return self._each[1]
 
+    def pooled(self, clients: Tensor, round: int) -> Task:
+        """Return one task with the rows of all these clients together, in batches drawn over all of them."""
+        train, theta0 = self._federation.train, self._problem.theta0
+        rows = train.rows(clients).to(train.inputs.device)
+        batches = draw_batches(
+            len(rows),
+            epochs=self._epochs,
+            batch_size=self._batch_size,
+            generator=seed_for(self._seed, round, purpose="pooled batches"),
+        )
+        lr = torch.tensor(self._lr_at(round), dtype=theta0.dtype, device=theta0.device)
+        noise, mask = theta0.new_zeros(0), theta0.new_ones(len(rows))
+        return Task(train.inputs[rows], train.targets[rows], mask, batches.to(rows.device), noise, lr)
+
     def _tasks_one_by_one(self, clients: list[int], round: int) -> list[Task]:
         train, theta0 = self._federation.train, self._problem.theta0
         lr = torch.tensor(self._lr_at(round), dtype=theta0.dtype, device=theta0.device)

@@ -17,7 +17,7 @@ from dqnfed.core.problem import score_range
 from dqnfed.core.tensors import row
 from dqnfed.flower import checks
 from dqnfed.flower.checks import Question, Refused, Reported, held_sizes, read_member, read_report, read_update
-from dqnfed.sim.engine import cohort_size
+from dqnfed.sim.setup import cohort_size
 from tests.contract.cases import METHODS, suited_case, turns_of
 from tests.helpers.bowls import network_bowl
 from tests.helpers.flower import Fault, Moment, deployed, scaled, sends_wrong_shape

@@ -18,7 +18,6 @@ from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Examples, Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.tensors import named_parameters
-from dqnfed.experiments.config import ConfigError, read_config
 from dqnfed.experiments.deploy import free_folder
 from dqnfed.experiments.experiment import run_experiment
 from dqnfed.flower import Client, InProcessGrid, Strategy, client_app, run_in_process
@@ -237,11 +236,6 @@ def test_a_folder_that_cannot_name_a_package_is_refused(name: str, tmp_path: Pat
     (tmp_path / "used" / "file").touch()
     with pytest.raises(FileExistsError if not name else ValueError, match=r"used|cannot name"):
         new_app(tmp_path / (name or "used"))
-
-
-def test_the_simulator_does_not_pretend_to_add_noise() -> None:
-    with pytest.raises(ConfigError, match="`privacy` is for deployed clients"):
-        run_experiment(read_config("digits", ["privacy.clip=1.0"]), None)
 
 
 def test_client_apps_may_be_made_by_hand() -> None:

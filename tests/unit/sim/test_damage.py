@@ -175,7 +175,7 @@ def test_other_data_are_refused_and_what_differs_is_said(cut: Path, tmp_path: Pa
 def test_other_numerics_are_refused(cut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     shutil.copytree(cut, out)
-    monkeypatch.setattr("dqnfed.sim.engine.NUMERICS", NUMERICS + 1)
+    monkeypatch.setattr("dqnfed.sim.setup.NUMERICS", NUMERICS + 1)
     with pytest.raises(ValueError, match=f"with NUMERICS {NUMERICS} and cannot go on with {NUMERICS + 1}"):
         played(out, resume=True)
 

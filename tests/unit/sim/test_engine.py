@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Policy, RunResult, run
 from dqnfed.algorithms.fedavg import FedAvgServer, FedAvgUpdate
+from dqnfed.algorithms.scaffold import Scaffold, ScaffoldServer
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import Problem, Task
@@ -228,6 +229,28 @@ def test_a_model_that_leaves_the_numbers_stops_the_run() -> None:
     assert result.summary["status"] == "diverged"
     assert "not finite after round" in result.summary["reason"]
     assert result.summary["rounds"] == len(result.history) - 1 < 10
+
+
+def test_a_run_says_that_it_diverges_while_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    problem, federation, _ = quadratic_bowl(3, 4)
+    run(FedAvg(lr=3.0, epochs=3), problem, federation, rounds=6, evaluation=Evaluation(every=2))
+    said = [record for record in caplog.records if "the run is diverging" in record.getMessage()]
+    assert [record.levelname for record in said] == ["WARNING"] * 2
+    assert "the mean training loss rose from" in said[0].getMessage()
+
+
+def test_a_run_whose_clients_send_no_number_any_more_is_not_finished() -> None:
+    """The model and its loss are fine, but what the server sends breaks every client's work: nothing is learnt."""
+    problem, federation, _ = network_bowl(n_clients=4)
+
+    class Broken(Scaffold):
+        def init_server(self, problem: Problem, n_clients: int) -> ScaffoldServer:
+            return super().init_server(problem, n_clients)._replace(control=torch.full_like(problem.theta0, math.inf))
+
+    assert run(Scaffold(lr=0.1, epochs=2), problem, federation, rounds=4).summary["status"] == "finished"
+    found = run(Broken(lr=0.1, epochs=2), problem, federation, rounds=4)
+    assert (found.summary["status"], found.summary["rounds"]) == ("diverged", 4)
+    assert found.summary["reason"] == "no client has sent a finite update in the last 4 rounds"
 
 
 class TwoPhases(NamedTuple):

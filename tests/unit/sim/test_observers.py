@@ -13,6 +13,7 @@ from dqnfed import DQNFed
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim import engine
 from dqnfed.sim.engine import run
+from dqnfed.sim.rounds import run_round
 from dqnfed.sim.state import Evaluation
 from tests.helpers.folders import newest_checkpoint
 from tests.helpers.quadratic_clients import consistent_quadratics
@@ -37,7 +38,7 @@ def test_rounds_that_are_logged_late_are_all_logged(
     fails: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU a round is logged while the next one's clients compute."""
-    case, listener, run_round = consistent_quadratics(6, 8), Listener(), engine.run_round
+    case, listener = consistent_quadratics(6, 8), Listener()
     logged_before: list[int] = []
 
     def watched(setup: Any, state: Any, *, meanwhile: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dqnfed import FedAvg
-from dqnfed.sim.engine import cohort_size
+from dqnfed.sim.setup import cohort_size
 from dqnfed.sim.tasks import TaskBuilder, sampled_clients
 from tests.helpers.bowls import federation_of, labelled_clients, network_bowl
 

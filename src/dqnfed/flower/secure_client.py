@@ -1,0 +1,121 @@
+"""A client's side of secure aggregation on Flower: the common key, the padded reply, the server's questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.tensors import named_tensors
+from dqnfed.flower.records import array_record, named_arrays
+from dqnfed.flower.secure_records import SECURE, kept_reply, padded_content, read_kept, read_query
+from dqnfed.secure.keys import Identity, opened, sealed
+from dqnfed.secure.pads import Message, PadKey, message_of
+from dqnfed.secure.queries import ClientCheck, OwnReply, Refusal, own_products
+from dqnfed.secure.release import FEWEST
+from dqnfed.secure.replies import Like
+from dqnfed.secure.rows import padded_row
+
+ROWS, FACTS, TYPES, USED = (f"dqnfed-secure-{name}" for name in ("rows", "facts", "types", "used"))  # of the state
+MOST_USED = 4096  # hashes of messages that a client remembers; each is of one message
+
+
+def shared_keys(identity: Identity, client: int, about: Mapping[str, Any]) -> RecordDict:
+    """Return a fresh common key, sealed for every client of the membership that the server names."""
+    identity.check(client)
+    members, context = [int(c) for c in about["members"]], str(about["context"])
+    if len(members) < FEWEST or not all(0 <= c < len(identity.roster) for c in members):
+        raise Refusal(f"a common key is for at least {FEWEST} clients of the roster, not for {members}.")
+    key = PadKey.fresh()
+    boxes = [sealed(identity, client, member, key, context) for member in members]
+    return RecordDict({"about": ConfigRecord({"client": client, "boxes": boxes})})
+
+
+def common_key(identity: Identity, client: int, secure: Mapping[str, Any]) -> PadKey:
+    """Return the common key that came with a message."""
+    identity.check(client)
+    return opened(identity, int(secure["sender"]), client, bytes(secure["box"]), str(secure["context"]))
+
+
+def secure_reply(
+    identity: Identity,
+    algorithm: AnyAlgorithm,
+    client: int,
+    update: Any,
+    sent: Any,
+    content: RecordDict,
+    facts: Mapping[str, Any],
+    context: Context,
+) -> RecordDict:
+    """Return the client's reply under pads; what it replied is kept for the questions of the server's step."""
+    secure: Any = content[SECURE]
+    about: Any = content["about"]
+    asked = [int(c) for c in secure["asked"]]
+    if client not in asked or len(set(asked)) < FEWEST:
+        raise Refusal(f"a secure sum is over at least {FEWEST} clients, this one among them, but asked are {asked}.")
+    key = common_key(identity, client, secure)
+    message = message_of(str(about["run"]), int(about["round"]), int(about["phase"]), sent, asked, secure["nonce"])
+    _use_once(context, message)
+    named = named_tensors(update)
+    rows = {name: t for name, t in named.items() if t.dim() and t.numel()}
+    scalars = {name: t for name, t in named.items() if not t.dim()}
+    flat = {name: t.detach().double().cpu().reshape(-1).numpy() for name, t in rows.items()}
+    with_products = algorithm.needs == "gram"
+    padded = {
+        name: padded_row(key, message, name, row, client, with_products=with_products) for name, row in flat.items()
+    }
+    own = OwnReply(client, message, flat, {name: float(t) for name, t in scalars.items()}, _likes(rows))
+    context.state[ROWS], context.state[FACTS] = kept_reply(own)
+    context.state[TYPES] = array_record({name: t.new_zeros(0, *t.shape) for name, t in rows.items()})
+    return padded_content(scalars, padded, ConfigRecord(dict(facts)))
+
+
+def products_reply(client: int, content: RecordDict, context: Context) -> RecordDict:
+    """Return the products of the client's own row with the vectors of the question."""
+    own, _ = _kept(client, context)
+    about: Any = content["about"]
+    if bytes(about["digest"]) != own.message.digest:
+        raise Refusal(f"client {client} did not reply to the message that the question is about.")
+    arrays: Any = content[SECURE]
+    vectors = named_arrays(arrays)["vectors"]
+    found = own_products(own.rows[str(about["field"])], vectors)
+    return RecordDict({"products": MetricRecord({"values": found.tolist()}), "about": ConfigRecord({"client": client})})
+
+
+def unpad_reply(
+    identity: Identity, algorithm: AnyAlgorithm, client: int, content: RecordDict, context: Context
+) -> RecordDict:
+    """Return the sum of the pads for a question that passes the client's checks."""
+    own, is_answered = _kept(client, context)
+    about: Any = content["about"]
+    query, claims = read_query(content, algorithm.info)
+    check = ClientCheck(algorithm, own, is_answered)
+    key = opened(identity, int(about["sender"]), client, bytes(about["box"]), str(about["context"]))
+    words = check.unpad(key, query, claims)
+    facts: Any = context.state[FACTS]
+    context.state[FACTS] = ConfigRecord({**facts, "is-answered": True})
+    return RecordDict({"pads": ArrayRecord({"words": Array(words)}), "about": ConfigRecord({"client": client})})
+
+
+def _kept(client: int, context: Context) -> tuple[OwnReply, bool]:
+    rows, facts, likes = context.state.get(ROWS), context.state.get(FACTS), context.state.get(TYPES)
+    if not isinstance(rows, ArrayRecord) or not isinstance(facts, ConfigRecord) or not isinstance(likes, ArrayRecord):
+        raise Refusal(f"client {client} has not kept its reply; its node was started anew.")
+    found = {name: Like(t.shape[1:], t.dtype, t.device) for name, t in named_arrays(likes).items()}
+    return read_kept(client, rows, facts, found), bool(facts["is-answered"])
+
+
+def _likes(rows: Mapping[str, Tensor]) -> dict[str, Like]:
+    return {name: Like(t.shape, t.dtype, t.device) for name, t in rows.items()}
+
+
+def _use_once(context: Context, message: Message) -> None:
+    """Refuse a message whose pads were used already, and remember this one."""
+    state = context.state.get(USED)
+    used: list[bytes] = list(state["digests"]) if isinstance(state, ConfigRecord) else []  # type: ignore[arg-type]
+    if message.digest in used:
+        raise Refusal("this message was replied to already; a second reply would use its pads again.")
+    context.state[USED] = ConfigRecord({"digests": [*used, message.digest][-MOST_USED:]})

@@ -1,0 +1,80 @@
+"""How much privacy a run has spent: Rényi accounting by Google's dp-accounting."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from importlib.util import find_spec
+from math import inf
+
+from dqnfed.secure.noise import Privacy
+
+SMALLEST, LARGEST = 1e-3, 1e6  # noise multipliers that are tried
+
+
+class BudgetSpent(Exception):
+    """The next release would exceed the budget."""
+
+
+def check_accountant() -> None:
+    """Raise where the accountant's library is missing."""
+    if find_spec("dp_accounting") is None:
+        raise ValueError("counting epsilon needs an extra: pip install 'dqnfed[private]'.")
+
+
+@lru_cache(maxsize=4096)
+def epsilon_spent(noise_multiplier: float, n_releases: int, delta: float, share: float = 1.0) -> float:
+    """Return epsilon at delta after so many releases with Gaussian noise, from a Poisson sample of this share each.
+
+    Two runs are neighbours if one client's replies are zeros in one of them. With share 1 no sampling is assumed.
+    """
+    if n_releases == 0:
+        return 0.0
+    if noise_multiplier == 0.0:
+        return inf
+    import dp_accounting as dp
+    from dp_accounting import rdp
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orders that do not converge are left out, which is safe
+    event: dp.DpEvent = dp.GaussianDpEvent(noise_multiplier)
+    if share < 1.0:
+        event = dp.PoissonSampledDpEvent(share, event)
+    accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(event, n_releases)
+    return float(accountant.get_epsilon(delta))
+
+
+def noise_for(epsilon: float, n_releases: int, delta: float, share: float = 1.0) -> float:
+    """Return the least noise multiplier, to a thousandth, with which so many releases spend at most epsilon."""
+    low, high = SMALLEST, SMALLEST
+    while epsilon_spent(high, n_releases, delta, share) > epsilon:
+        low, high = high, 2.0 * high
+        if high > LARGEST:
+            raise ValueError(f"no noise gives epsilon {epsilon:g} at delta {delta:g} after {n_releases} releases.")
+    while high - low > 1e-3 * low:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if epsilon_spent(middle, n_releases, delta, share) <= epsilon else (middle, high)
+    return high
+
+
+class Ledger:
+    """The releases of a run so far, and whether one more is within the budget."""
+
+    def __init__(self, privacy: Privacy, n_releases: int = 0) -> None:
+        self.privacy, self.n_releases = privacy, n_releases
+
+    @property
+    def epsilon(self) -> float:
+        """What was spent."""
+        return epsilon_spent(self.privacy.noise_multiplier, self.n_releases, self.privacy.delta)
+
+    def spend(self) -> None:
+        """Count one more release, or raise where it would exceed the budget."""
+        privacy = self.privacy
+        after = epsilon_spent(privacy.noise_multiplier, self.n_releases + 1, privacy.delta)
+        if privacy.epsilon is not None and after > privacy.epsilon:
+            raise BudgetSpent(
+                f"the privacy budget is spent: epsilon is {self.epsilon:.3f} at delta {privacy.delta:g} after "
+                f"{self.n_releases} releases, and one more would make it {after:.3f}, above {privacy.epsilon:g}"
+            )
+        self.n_releases += 1

@@ -1,0 +1,152 @@
+"""Differential privacy: replies are clipped and Gaussian noise is added, by each client or on the server's sums."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NoReturn, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range, check_types
+from dqnfed.core.replies import FloatArray, Replies
+from dqnfed.core.tensors import map_tensors, named_tensors, tensors
+
+U = TypeVar("U", bound=tuple[Any, ...])
+NOISES = ("local", "central")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The Gaussian mechanism with a client as the unit: what changes if a client had replied with zeros."""
+
+    clip: float  # largest Euclidean norm of a reply; local: of all its numbers together, central: of each vector; > 0
+    noise_multiplier: float = 0.0  # standard deviation of the noise over `clip`; >= 0
+    noise: str = "local"  # local: on every reply, before it leaves the client | central: on the server's sums
+    epsilon: float | None = None  # the run stops before it spends more; None: it is counted only
+    delta: float = 1e-5  # at which epsilon is counted; in (0, 1)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_range(self, "clip", low=0.0, open_low=True)
+        check_range(self, "noise_multiplier", low=0.0)
+        check_choice(self, "noise", NOISES)
+        check_range(self, "delta", low=0.0, high=1.0, open_low=True, open_high=True)
+        if self.epsilon is not None:
+            check_range(self, "epsilon", low=0.0, open_low=True)
+            if self.noise_multiplier == 0.0:
+                raise ValueError("Privacy: `epsilon` is a budget for noise, but `noise_multiplier` is 0.")
+
+    def check_method(self, prepared: AnyAlgorithm) -> None:
+        """Refuse a method whose server asks for what central noise does not cover."""
+        if self.noise == "central" and prepared.needs != "sum":
+            raise ValueError(
+                f"{type(prepared).__name__} cannot be run with `privacy.noise` = 'central': its server needs "
+                f"'{prepared.needs}' of the replies, and noise is added to sums alone. Use 'local', or a method that "
+                "needs sums."
+            )
+
+
+def standard_normal(n: int) -> FloatArray:
+    """Return n standard normal numbers from the operating system's cryptographic generator."""
+    words = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64) >> np.uint64(11)
+    uniform = torch.from_numpy((words.astype(np.float64) + 0.5) / 2.0**53)
+    found: FloatArray = torch.special.ndtri(uniform).numpy()
+    return found
+
+
+def _normal_like(t: Tensor, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return torch.from_numpy(standard_normal(t.numel())).view(t.shape).to(t.device, t.dtype)
+    return torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.device, t.dtype)
+
+
+def check_real(update: tuple[Any, ...]) -> None:
+    """Refuse a reply with whole numbers, to which Gaussian noise cannot be added."""
+    whole = [name for name, t in named_tensors(update).items() if not t.is_floating_point()]
+    if whole:
+        raise ValueError(
+            f"{type(update).__name__} sends whole numbers ({', '.join(whole)}), to which Gaussian noise cannot be "
+            "added; choose a method whose replies are real numbers, or switch the noise off."
+        )
+
+
+def noised_rows(updates: U, privacy: Privacy, generator: torch.Generator | None = None) -> U:
+    """Return stacked replies, each clipped as one vector, with Gaussian noise on every number of them.
+
+    NaN, which says "not known", stays. The noise is drawn from the operating system's generator for every reply: a
+    run's seed is known to the server, which could subtract the noise. Give a generator in tests only.
+    """
+    check_real(updates)
+    each = [t.nan_to_num(0.0).flatten(1) if t.dim() > 1 else t.nan_to_num(0.0)[:, None] for t in tensors(updates)]
+    squares = [torch.linalg.vector_norm(t, dim=1, dtype=torch.float64).square().cpu() for t in each if t.numel()]
+    norms = torch.stack(squares).sum(0).sqrt()
+    factors = torch.where(norms > privacy.clip, privacy.clip / norms, torch.ones_like(norms))
+    spread = privacy.noise_multiplier * privacy.clip
+
+    def released(t: Tensor) -> Tensor:
+        shrunk = factors.to(t.device, t.dtype).view(-1, *[1] * (t.dim() - 1)) * t
+        return shrunk + spread * _normal_like(t, generator)
+
+    return map_tensors(released, updates)
+
+
+def clipped_rows(updates: U, clip: float) -> U:
+    """Return stacked replies with every vector clipped by itself; single numbers stay."""
+
+    def clipped(t: Tensor) -> Tensor:
+        if t.dim() < 2 or not t.numel():
+            return t
+        norms = torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64)
+        factors = torch.where(norms > clip, clip / norms, torch.ones_like(norms))
+        return factors.to(t.device, t.dtype).view(-1, *[1] * (t.dim() - 1)) * t
+
+    check_real(updates)
+    return map_tensors(clipped, updates)
+
+
+class NoisySums(Replies[U]):
+    """Replies of which the server gets noisy sums and nothing else; `spend` is called before each of them."""
+
+    def __init__(self, updates: U, privacy: Privacy, spend: Callable[[], None]) -> None:
+        super().__init__(updates)
+        self._privacy, self._spend = privacy, spend
+
+    def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
+        if attrgetter(field)(self.updates).dim() < 2:
+            self._refuse(f"sum of '{field}'")
+        self._spend()
+        largest = float(torch.as_tensor(weights).double().abs().max())
+        exact = super().combine(field, weights)
+        return exact + self._privacy.noise_multiplier * self._privacy.clip * largest * _normal_like(exact, None)
+
+    def scalars(self, field: str) -> FloatArray:
+        self._refuse(f"numbers '{field}'")
+
+    def norms(self, field: str) -> FloatArray:
+        self._refuse(f"norms of '{field}'")
+
+    def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
+        self._refuse(f"products of '{field}'")
+
+    def rows(self, field: str) -> Tensor:
+        self._refuse(f"rows of '{field}'")
+
+    def take(self, places: Tensor) -> Self:
+        self._refuse("part of the replies")
+
+    def replaced(self, field: str, values: Tensor) -> Self:
+        self._refuse(f"changed '{field}'")
+
+    def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
+        self._refuse("scaled replies")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(
+            f"the method's server asks for the clients' {what}, which `privacy.noise` = 'central' does not cover; use "
+            "'local' noise, or a method that asks for weighted sums alone (FedAvg, FedProx, FedAvgM, FedAdam)."
+        )

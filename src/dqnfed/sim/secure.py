@@ -1,0 +1,163 @@
+"""Simulated clients whose replies reach the server under one-time pads, with the bits of a deployment."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.tensors import gather, named_tensors, tensors
+from dqnfed.secure.pads import Message, PadKey, fresh_nonce, message_of
+from dqnfed.secure.queries import Claims, ClientCheck, OwnReply, Query, Refusal, own_products
+from dqnfed.secure.replies import Like, SecureReplies, View, likes_of, norms_in_place, row_fields
+from dqnfed.secure.ring import FloatArray, Words
+from dqnfed.secure.rows import PaddedRow, Pads, padded_row
+from dqnfed.secure.source import Link, PaddedSource
+from dqnfed.sim.clients import Answers, LocalClients, Traffic
+
+if TYPE_CHECKING:
+    from dqnfed.sim.state import Setup, State
+
+WORD = 8  # bytes of a word, and of a scalar
+NOT_FINITE = "its update is not finite"
+
+
+def _directly(message: Message, link: Link) -> Link:
+    return link
+
+
+@dataclass(frozen=True)
+class SecureClients(LocalClients):
+    """All clients in this process with a common key; the server's step sees padded replies alone."""
+
+    is_secure: bool = True
+    key: PadKey = field(default_factory=PadKey.fresh)
+    run: str = field(default_factory=lambda: secrets.token_hex(16))
+    through: Callable[[Message, Link], Link] = _directly  # what is between server and clients
+
+    def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        found = super().train(setup, state, clients, sent, phase)
+        assert found.replies is not None
+        updates, memory, asked = found.replies.updates, found.memory, clients.tolist()
+        message = message_of(self.run, state.round, phase, sent, asked, fresh_nonce())
+        finite = _finite_rows(updates)
+        missing = [(client, NOT_FINITE) for client, ok in zip(asked, finite.tolist(), strict=True) if not ok]
+        if missing:
+            kept = finite.nonzero().flatten()
+            updates, asked = gather(updates, kept), [client for client, ok in zip(asked, finite, strict=True) if ok]
+            memory = [memory[k] for k in kept.tolist()] if isinstance(memory, list) else gather(memory, kept)
+        present = torch.tensor(asked, dtype=torch.long)
+        traffic = Traffic()
+        if not asked:
+            return Answers(present, None, memory, missing, traffic)
+        replies = secured(self.key, message, asked, updates, setup.algorithm, traffic, self.through)
+        return Answers(present, replies, memory, missing, traffic)
+
+
+def secured(
+    key: PadKey,
+    message: Message,
+    clients: Sequence[int],
+    updates: Any,
+    algorithm: AnyAlgorithm,
+    traffic: Traffic,
+    through: Callable[[Message, Link], Link] = _directly,
+) -> SecureReplies[Any]:
+    """Return the stacked updates as the server sees them when every client has padded its own."""
+    names, likes = row_fields(updates), likes_of(updates)
+    named = {name: t.detach().double().cpu().numpy() for name, t in named_tensors(updates).items()}
+    own = [_own_reply(client, message, k, named, names, likes) for k, client in enumerate(clients)]
+    known: dict[str, Pads] = {name: _kept_pads(key, message, name) for name in names}
+    with_products = algorithm.needs == "gram"
+    padded = {
+        name: [
+            padded_row(
+                key, message, name, reply.rows[name], reply.client, with_products=with_products, pads=known[name]
+            )
+            for reply in own
+        ]
+        for name in names
+    }
+    norms = {name: np.array([row.norm for row in rows]) for name, rows in padded.items()}
+    shown = norms_in_place(updates, norms)
+    link = _InProcess(key, own, [ClientCheck(algorithm, reply) for reply in own], known, traffic)
+    traffic.up += sum(_n_bytes(rows) for rows in padded.values())
+    traffic.up += WORD * len(clients) * (len(named) - len(names))
+    source = PaddedSource(message, clients, shown, padded, through(message, link))
+    return SecureReplies(source, likes, View(shown, tuple(range(len(clients))), {}))
+
+
+class _InProcess:
+    """The clients' side of the server's questions."""
+
+    def __init__(
+        self,
+        key: PadKey,
+        own: Sequence[OwnReply],
+        checks: Sequence[ClientCheck],
+        pads: Mapping[str, Pads],
+        traffic: Traffic,
+    ) -> None:
+        self._key, self._own, self._checks, self._pads, self._traffic = key, own, checks, pads, traffic
+
+    def products(self, message: Message, clients: Sequence[int], name: str, vectors: Tensor) -> FloatArray:
+        found = np.stack([own_products(reply.rows[name], vectors) for reply in self._own])
+        self._traffic.up += WORD * found.size
+        self._traffic.down += vectors.element_size() * vectors.numel() * len(self._own)
+        return found
+
+    def unpad(self, query: Query, claims: Claims) -> Words:
+        waiting = [check for check in self._checks if not check.is_answered]
+        if not waiting:
+            raise Refusal(f"all {len(self._checks)} clients have unpadded a sum of this message already.")
+        first = int.from_bytes(query.message.digest[:4], "big") % len(waiting)  # another client from round to round
+        words = waiting[first].unpad(self._key, query, claims, self._pads.get(query.field))
+        self._traffic.up += words.nbytes
+        self._traffic.down += query.weights.nbytes + sum(t.nbytes for t in tensors(claims.server))
+        return words
+
+
+def _own_reply(
+    client: int,
+    message: Message,
+    place: int,
+    named: Mapping[str, FloatArray],
+    names: Sequence[str],
+    likes: Mapping[str, Like],
+) -> OwnReply:
+    return OwnReply(
+        client,
+        message,
+        {name: named[name][place].reshape(-1) for name in names},
+        {name: float(values[place]) for name, values in named.items() if values.ndim == 1},
+        likes,
+    )
+
+
+def _kept_pads(key: PadKey, message: Message, name: str) -> Pads:
+    """Return pads that are computed once for all clients of this process."""
+    known: dict[int, Words] = {}
+
+    def pad(client: int, n: int) -> Words:
+        if client not in known:
+            known[client] = key.pad(message, name, client, n)
+        return known[client]
+
+    return pad
+
+
+def _finite_rows(updates: Any) -> Tensor:
+    """Return which clients' rows are finite; others cannot be padded."""
+    found = [t.flatten(1).isfinite().all(1) for t in tensors(updates) if t.dim() > 1 and t.numel()]
+    n = len(tensors(updates)[0])
+    return torch.stack(found).all(0).cpu() if found else torch.ones(n, dtype=torch.bool)
+
+
+def _n_bytes(rows: Sequence[PaddedRow]) -> int:
+    return sum(row.words.nbytes + row.corrections.nbytes + WORD for row in rows)

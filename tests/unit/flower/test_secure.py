@@ -1,0 +1,258 @@
+"""Secure aggregation through Flower messages: the simulator's model, drop-outs, new keys, the server's whole view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from scipy import stats
+
+from dqnfed import Evaluation, RunResult, run
+from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.mgda import MGDA
+from dqnfed.algorithms.scaffold import Scaffold
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.experiments.config import read_config
+from dqnfed.experiments.experiment import build_problem
+from dqnfed.flower import Client, InProcessGrid
+from dqnfed.flower.app import client_app, client_number
+from dqnfed.flower.strategy import Strategy
+from dqnfed.secure.keys import Identity, fresh_identities, new_private_key
+from dqnfed.secure.pads import Message as PaddedMessage
+from dqnfed.secure.pads import PadKey, fresh_nonce
+from dqnfed.secure.rows import cosines, padded_row
+from tests.helpers.bowls import BOWLS, Case
+from tests.helpers.flower import Fault, Moment, at, has_forgotten, is_dead, no_fault, with_faults
+from tests.helpers.turns import relative_distance
+
+QUIET = Evaluation(every=3, participants=False)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return BOWLS["network"][-1]()
+
+
+class Watched(InProcessGrid):
+    """Notes every message that the server sends and every reply that it gets; nodes may be offline."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+        self.offline: set[int] = set()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in super().get_node_ids() if node not in self.offline]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        self.sent += messages
+        found = list(super().send_and_receive(messages, timeout=timeout))
+        self.received += found
+        return found
+
+
+def grid_of(
+    algorithm: AnyAlgorithm,
+    case: Case,
+    identities: list[Identity],
+    fault_at: Callable[[Moment], Fault | None] = no_fault,
+) -> Watched:
+    def describe(context: Context) -> Client:
+        number = client_number(context)
+        return Client(algorithm, case.problem, case.federation.only(number), secure=identities[number])
+
+    return Watched(with_faults(client_app(describe), fault_at), case.federation.n_clients)
+
+
+def deployed(
+    algorithm: AnyAlgorithm, case: Case, grid: Watched, *, rounds: int = 3, share: float = 1.0, **options: Any
+) -> RunResult:
+    strategy = Strategy(
+        algorithm,
+        case.problem,
+        n_clients=case.federation.n_clients,
+        participation=share,
+        evaluation=QUIET,
+        wait=0.0,
+        secure=True,
+        **options,
+    )
+    strategy.start(grid, num_rounds=rounds)
+    assert strategy.result is not None
+    return strategy.result
+
+
+def pad_settings(grid: Watched) -> list[dict[str, Any]]:
+    """Return what every message says about its pads."""
+    found = [message.content.get("secure") for message in grid.sent]
+    return [dict(each) for each in found if isinstance(each, ConfigRecord)]
+
+
+def nonces(grid: Watched) -> list[bytes]:
+    return list(dict.fromkeys(each["nonce"] for each in pad_settings(grid)))
+
+
+def keys(grid: Watched) -> set[str]:
+    return {each["context"] for each in pad_settings(grid)}
+
+
+@pytest.mark.parametrize("share", [1.0, 2 / 3])
+@pytest.mark.parametrize("algorithm", [FedAvg(), Scaffold(), MGDA(), DQNFed()], ids=lambda a: type(a).__name__)
+def test_the_model_is_the_simulators(algorithm: AnyAlgorithm, share: float, case: Case) -> None:
+    grid = grid_of(algorithm, case, fresh_identities(case.federation.n_clients))
+    found = deployed(algorithm, case, grid, share=share)
+    expected = run(
+        algorithm, case.problem, case.federation, rounds=3, participation=share, evaluation=QUIET, secure=True
+    )
+    assert [r["status"] for r in found.history] == [r["status"] for r in expected.history]
+    assert found.summary["n_dropped"] == 0
+    assert relative_distance(found.theta, expected.theta) <= 1e-9
+    assert len(keys(grid)) == 1, "one common key as long as the clients are the same"
+
+
+def test_a_client_that_is_silent_in_a_round_is_not_in_its_sum(case: Case) -> None:
+    grid = grid_of(MGDA(), case, fresh_identities(6), at(2, 1, is_dead))
+    found = deployed(MGDA(), case, grid)
+    assert [d["client"] for d in found.history[2]["dropped"]] == [2]
+    assert [record["status"] for record in found.history[1:]] == ["next"] * 3
+
+
+def test_a_client_that_left_and_came_back_has_a_new_key_each_time(case: Case) -> None:
+    identities = fresh_identities(6)
+    grid = grid_of(FedAvg(), case, identities)
+
+    class Leaves:
+        def start(self, *_: Any) -> None: ...
+        def end(self, *_: Any) -> None: ...
+        def fail(self, *_: Any) -> None: ...
+
+        def round(self, record: dict[str, Any], *_: Any) -> None:
+            grid.offline = {104} if record["round"] == 0 else set()
+
+    found = deployed(FedAvg(), case, grid, rounds=4, observers=[Leaves()])
+    assert [d["client"] for d in found.history[2]["dropped"]] == [4]
+    assert len(keys(grid)) == 3
+    assert len(nonces(grid)) == 4
+
+
+def test_a_resumed_server_uses_no_pad_twice(case: Case, tmp_path: Path) -> None:
+    identities = fresh_identities(6)
+    expected = deployed(DQNFed(), case, grid_of(DQNFed(), case, identities), rounds=4)
+    first, second = (grid_of(DQNFed(), case, identities) for _ in range(2))
+    deployed(DQNFed(), case, first, rounds=2, out=tmp_path / "run")
+    second.contexts = first.contexts
+    found = deployed(DQNFed(), case, second, rounds=4, out=tmp_path / "run", resume=True)
+    assert relative_distance(found.theta, expected.theta) <= 1e-6
+    used = nonces(first) + nonces(second)
+    assert len(set(used)) == len(used)
+
+
+def test_a_client_replies_once_to_a_message(case: Case) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6))
+    deployed(FedAvg(), case, grid, rounds=1)
+    again = [m for m in grid.sent if m.metadata.message_type == "train"][:1]
+    [reply] = grid.send_and_receive(again)
+    assert reply.has_error()
+    assert "would use its pads again" in str(reply.error.reason)
+
+
+def test_a_node_that_forgot_its_reply_does_not_unpad_and_another_one_does(case: Case) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6))
+    inner, asked = grid._app, []
+
+    def forgets(message: Message, context: Context) -> Message:
+        about: Any = message.content["about"]
+        if message.metadata.message_type == "query" and "digest" in about:
+            asked.append(context.node_id)
+            if len(asked) == 1:
+                return has_forgotten(message, context, inner)
+        return inner(message, context)
+
+    grid._app = forgets
+    found = deployed(FedAvg(), case, grid, rounds=1)
+    assert found.history[1]["status"] == "next"
+    assert len(asked) == 2
+
+
+def test_a_client_with_a_key_does_not_reply_in_the_open(case: Case) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6))
+    strategy = Strategy(FedAvg(), case.problem, n_clients=6, evaluation=QUIET, wait=0.0)
+    strategy.start(grid, num_rounds=1)
+    assert strategy.result is not None
+    assert all("under pads alone" in d["why"] for d in strategy.result.history[1]["dropped"])
+    assert torch.equal(strategy.result.theta, case.problem.theta0)
+
+
+def test_another_key_than_the_rosters_is_refused(case: Case) -> None:
+    identities = fresh_identities(6)
+    identities[3] = replace(identities[3], private=new_private_key())
+    found = deployed(FedAvg(), case, grid_of(FedAvg(), case, identities), rounds=1)
+    assert [d["client"] for d in found.history[1]["dropped"]] == [3]
+    assert "does not name the key of client 3" in found.history[1]["dropped"][0]["why"]
+
+
+def test_no_message_to_the_server_holds_a_row_and_its_words_are_random(case: Case) -> None:
+    """The server's whole view of training: scalars, norms, products with public vectors, and uniform words."""
+    grid = grid_of(DQNFed(), case, fresh_identities(6))
+    deployed(DQNFed(), case, grid, rounds=12)
+    n, words = case.problem.n_parameters, []
+    for reply in grid.received:
+        for name, kept in reply.content.items():
+            if not isinstance(kept, ArrayRecord):
+                continue
+            for key, array in kept.items():
+                values = array.numpy()
+                if values.dtype == np.uint64:
+                    # a client's own correction is 0 by definition, and says nothing
+                    words.append(values[values != 0] if key.endswith("corrections") else values)
+                else:
+                    assert values.size == 1, f"{name}/{key} has {values.size} numbers in the open"
+    everything = np.concatenate(words)
+    assert len(everything) > 12 * 6 * n
+    assert stats.chisquare(np.bincount(everything.view(np.uint8), minlength=256)).pvalue > 1e-4
+
+
+def test_the_servers_view_of_digits_follows_from_gramian_scalars_and_step() -> None:
+    """Twenty clients: with other gradients of the same products the server has the same numbers and random words."""
+    built = build_problem(read_config("digits", ["run.seed=0"]))
+    case = Case(built.problem, built.federation)
+    assert built.federation.n_clients == 20
+    grid = grid_of(DQNFed(), case, fresh_identities(20))
+    deployed(DQNFed(), case, grid, rounds=3)
+    seen: set[str] = set()
+    for reply in grid.received:
+        for name, kept in reply.content.items():
+            if isinstance(kept, ArrayRecord):
+                for key, array in kept.items():
+                    values = array.numpy()
+                    seen.add("update/number" if name == "update" else f"{name}/{key.rpartition('/')[2]}")
+                    assert values.dtype == np.uint64 or values.size == 1
+            elif isinstance(kept, MetricRecord):
+                seen.add(f"{name}: {sorted(kept)}")
+    numbers = sorted(["loss", "scores", "losses", "n-train", "n-test", "n-validation"])
+    padded = {"padded/words", "padded/corrections", "padded/norm"}
+    assert seen == {"update/number", *padded, "pads/words", "products: ['values']", f"evaluation: {numbers}"}
+
+    states = [context.state["dqnfed-secure-rows"] for context in grid.contexts.values()]
+    G = np.stack([record["gradient"].numpy() for record in states if isinstance(record, ArrayRecord)])
+    v = np.random.default_rng(0).standard_normal((G.shape[1], 1))
+    turned = G - 2.0 * (G @ v) @ v.T / np.square(v).sum()  # a reflection keeps all products
+    pad_key, message = PadKey.fresh(), PaddedMessage(fresh_nonce() * 2, tuple(range(20)))
+    views = [
+        [padded_row(pad_key, message, "gradient", row, k, with_products=True) for k, row in enumerate(each)]
+        for each in (G, turned)
+    ]
+    products = [cosines(view, range(20)) for view in views]
+    np.testing.assert_allclose(products[0], products[1], atol=1e-7)
+    for view in views:
+        words = np.concatenate([np.append(row.words, row.corrections[row.corrections != 0]) for row in view])
+        assert stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue > 1e-4

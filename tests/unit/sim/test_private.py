@@ -1,0 +1,169 @@
+"""Runs with noise: what it hides, what it costs, and that the budget ends them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dqnfed import Evaluation, Policy, RunResult, run
+from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.fedavg import FedAvg
+from dqnfed.algorithms.mgda import MGDA
+from dqnfed.algorithms.qffl import QFFL
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.experiments.config import ConfigError, read_config
+from dqnfed.experiments.experiment import run_experiment
+from dqnfed.experiments.private import privacy_of
+from dqnfed.flower.in_process import run_in_process
+from dqnfed.secure.accounting import epsilon_spent
+from dqnfed.secure.noise import Privacy, clipped_rows, noised_rows, standard_normal
+from tests.helpers.bowls import BOWLS, Case
+from tests.helpers.turns import relative_distance
+
+pytest.importorskip("dp_accounting")
+QUIET = Evaluation(every=50, participants=False)
+UNCLIPPED = Policy(max_update_norm=math.inf)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return BOWLS["network"][-1]()
+
+
+def noisy(algorithm: AnyAlgorithm, case: Case, privacy: Privacy, rounds: int = 4, **options: object) -> RunResult:
+    policy = UNCLIPPED if privacy.noise == "central" else Policy()
+    return run(
+        algorithm,
+        case.problem,
+        case.federation,
+        rounds=rounds,
+        evaluation=QUIET,
+        policy=policy,
+        privacy=privacy,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_the_noise_is_normal() -> None:
+    """N = 20000 draws: Kolmogorov's test, and two draws share nothing."""
+    first, second = standard_normal(20_000), standard_normal(20_000)
+    assert stats.kstest(first, "norm").pvalue > 1e-4
+    assert abs(float(np.corrcoef(first, second)[0, 1])) < 5 / math.sqrt(20_000)
+
+
+def test_every_reply_is_clipped_by_itself(case: Case) -> None:
+    update = FedAvg.info.replies[0]
+    G = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64)
+    fields = {name: torch.zeros(3, dtype=torch.float64) for name in update._fields}
+    for clipped in (
+        noised_rows(update(**{**fields, "delta": G}), Privacy(clip=1.0)),
+        clipped_rows(update(**{**fields, "delta": G}), 1.0),
+    ):
+        torch.testing.assert_close(clipped.delta.norm(dim=1), torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), MGDA(), QFFL(), DQNFed()], ids=lambda a: type(a).__name__)
+def test_local_noise_is_counted_by_messages(algorithm: AnyAlgorithm, case: Case) -> None:
+    found = noisy(algorithm, case, Privacy(clip=1.0, noise_multiplier=3.0))
+    releases = np.cumsum([record["releases"] for record in found.history[1:]])
+    expected = [epsilon_spent(3.0, int(n), 1e-5) for n in releases]
+    assert [record["epsilon"] for record in found.history[1:]] == pytest.approx(expected)
+    assert found.summary["privacy"]["epsilon"] == pytest.approx(expected[-1])
+    assert releases[-1] == (5 if isinstance(algorithm, DQNFed) else 4), "DQN-Fed's first round has two messages"
+
+
+@pytest.mark.parametrize("noise", ["local", "central"])
+def test_a_run_that_would_exceed_its_budget_stops_and_says_so(noise: str, case: Case) -> None:
+    budget = epsilon_spent(2.0, 3, 1e-5) * 1.001
+    privacy = Privacy(clip=0.001, noise_multiplier=2.0, noise=noise, epsilon=budget)
+    found = noisy(FedAvg(), case, privacy, rounds=20)
+    assert found.summary["status"] == "stopped"
+    assert "the privacy budget is spent" in found.summary["reason"]
+    assert [record["status"] for record in found.history[1:]] == ["next"] * 3 + ["stop"]
+    assert found.summary["privacy"]["epsilon"] <= budget
+
+
+def test_a_resumed_run_goes_on_counting(case: Case, tmp_path: Path) -> None:
+    privacy = Privacy(clip=1.0, noise_multiplier=2.0)
+    noisy(FedAvg(), case, privacy, rounds=2, out=tmp_path / "run")
+    found = noisy(FedAvg(), case, privacy, rounds=4, out=tmp_path / "run", resume=True)
+    assert found.summary["privacy"]["epsilon"] == pytest.approx(epsilon_spent(2.0, 4, 1e-5))
+    with pytest.raises(ValueError, match="was started with privacy"):
+        noisy(FedAvg(), case, Privacy(clip=1.0, noise_multiplier=9.0), rounds=5, out=tmp_path / "run", resume=True)
+
+
+def test_central_noise_has_the_spread_of_one_clients_largest_part(case: Case) -> None:
+    """FedAvg's step with equal weights is the mean of clipped updates plus noise of spread z clip / K."""
+    z, clip, method = 500.0, 1e-3, FedAvg(weighting="uniform")
+    plain = noisy(method, case, Privacy(clip=clip, noise="central"), rounds=1)
+    draws = [noisy(method, case, Privacy(clip=clip, noise_multiplier=z, noise="central"), rounds=1) for _ in range(20)]
+    noise = torch.stack([each.theta - plain.theta for each in draws]).flatten()
+    n = len(noise)
+    assert float(noise.std()) == pytest.approx(z * clip / case.federation.n_clients, rel=4 / math.sqrt(2 * n))
+
+
+@pytest.mark.parametrize("algorithm", [MGDA(), DQNFed(), QFFL()], ids=lambda a: type(a).__name__)
+def test_central_noise_is_refused_where_it_does_not_cover_what_the_server_asks(
+    algorithm: AnyAlgorithm, case: Case
+) -> None:
+    with pytest.raises(ValueError, match="'central'"):
+        noisy(algorithm, case, Privacy(clip=1.0, noise_multiplier=1.0, noise="central"))
+
+
+def test_what_cannot_work_with_central_noise_is_refused(case: Case) -> None:
+    privacy = Privacy(clip=1.0, noise_multiplier=1.0, noise="central")
+    with pytest.raises(ValueError, match=r"policy\.max_update_norm"):
+        run(FedAvg(), case.problem, case.federation, rounds=1, privacy=privacy)
+    with pytest.raises(ValueError, match=r"with `privacy\.secure` it is not"):
+        noisy(FedAvg(), case, privacy, secure=True)
+
+
+def test_local_noise_goes_under_pads_too(case: Case) -> None:
+    quiet = Privacy(clip=1e6, noise_multiplier=1e-15)
+    plain = run(MGDA(), case.problem, case.federation, rounds=2, evaluation=QUIET)
+    found = noisy(MGDA(), case, quiet, rounds=2, secure=True)
+    assert relative_distance(found.theta, plain.theta) <= 1e-6
+
+
+@pytest.mark.parametrize("noise", ["local", "central"])
+def test_deployed_noise_is_counted_against_the_same_budget(noise: str, case: Case) -> None:
+    budget = epsilon_spent(2.0, 2, 1e-5) * 1.001
+    found = run_in_process(
+        FedAvg(),
+        case.problem,
+        case.federation,
+        rounds=5,
+        evaluation=QUIET,
+        policy=UNCLIPPED,
+        privacy=Privacy(clip=0.001, noise_multiplier=2.0, noise=noise, epsilon=budget),
+    )
+    assert [record["status"] for record in found.history[1:]] == ["next", "next", "stop"]
+    assert "the privacy budget is spent" in found.summary["reason"]
+
+
+def test_a_budget_alone_sets_the_noise() -> None:
+    config = read_config("bowls", ["privacy.clip=1.0", "privacy.epsilon=8.0", "train.rounds=10"])
+    privacy = privacy_of(config)
+    assert privacy is not None
+    assert epsilon_spent(privacy.noise_multiplier, 11, 1e-5) <= 8.0
+    found = run_experiment(config, None)
+    assert found.summary["rounds"] == 10
+    assert 0.0 < found.summary["privacy"]["epsilon"] <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("privacy.unit='record'", "'record' is not provided"),
+        ("privacy.noise='distributed'", "'distributed' is not provided"),
+        ("privacy.epsilon=1.0", "need `privacy.clip`"),
+    ],
+)
+def test_what_is_not_provided_is_refused_by_name(change: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        run_experiment(read_config("bowls", [change]), None)
