@@ -12,7 +12,7 @@ from dqnfed import Evaluation, RunResult
 from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem
-from dqnfed.sim.engine import cohort_size
+from dqnfed.sim.setup import cohort_size
 from tests.helpers.bowls import BOWLS, Case, federation_of, labelled_clients, linear_model, small_network
 from tests.helpers.turns import Turn, played_turns
 

@@ -21,7 +21,7 @@ from dqnfed.algorithms import REGISTRY
 from dqnfed.core.replies import Replies
 from dqnfed.core.run_folder import load_tensors, save_tensors
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors, row, tensors
-from dqnfed.sim.engine import cohort_size
+from dqnfed.sim.setup import cohort_size
 from tests.contract.cases import (
     EDGES,
     LOCAL_WORK,

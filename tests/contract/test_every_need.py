@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dqnfed.algorithms import REGISTRY
-from dqnfed.sim.engine import cohort_size
+from dqnfed.sim.setup import cohort_size
 from tests.contract.cases import METHODS, suited_case
 from tests.helpers.recording import LEVELS, Asked
 from tests.helpers.turns import played_turns

@@ -20,7 +20,8 @@ from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import LOCAL_WORK, default_of, hyperparameters
 from dqnfed.core.local_work import AnyMethod
 from dqnfed.core.problem import Problem
-from dqnfed.sim.engine import cohort_size, fresh_state, run_round
+from dqnfed.sim.rounds import run_round
+from dqnfed.sim.setup import cohort_size, fresh_state
 from dqnfed.sim.state import Setup, State
 from dqnfed.sim.tasks import TaskBuilder
 from tests.contract.cases import METHODS
@@ -56,6 +57,10 @@ VALUES: dict[str, Any] = {
     "fedexp.eps": 0.0,  # above these clients' squared updates the step is FedAvg's
     "fedcorr.relabel_share": 1.0,
     "fedcorr.clean_level": 0.5,
+    "propfair.epsilon": 1.5,  # these clients' losses are far below base
+    "fedeba-plus.angle": 0.5,  # and nearly equal
+    "gifair.groups": "a,a,a,b,b,c",  # of six clients
+    "fedmdfg.angle": 0.5,
 }
 # Modes in which settings have an effect that are refused alone, where no single other change leads there.
 MODES: dict[tuple[str, str], Changes] = {
@@ -63,7 +68,9 @@ MODES: dict[tuple[str, str], Changes] = {
 }
 OLD_NAMES = {"absentees": "cached_clients"}  # which errors say in its place
 # Settings that change nothing when changed alone here, and why that is no fault.
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("fedmdfg", "armijo"): "its two conditions differ by 2e-4 of a first-order decrease; the unit test shows where",
+}
 
 
 def clients_at_odds(n_clients: int = 6) -> list[Client]:

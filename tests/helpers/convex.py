@@ -19,7 +19,8 @@ from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_for
 from dqnfed.experiments.convex_problems import ConvexProblem, solved, synthetic_rows
-from dqnfed.sim.engine import cohort_size, fresh_state, run_round
+from dqnfed.sim.rounds import run_round
+from dqnfed.sim.setup import cohort_size, fresh_state
 from dqnfed.sim.state import Evaluation, Setup
 from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.numpy_clients import LeastSquares, Logistic, NumpyClient

@@ -512,7 +512,8 @@ class DQNFedOracle:
             again += [(now, self.losses[k][1])] if k in self.losses else []
         share = float(np.mean(votes))
         log_m = self.log_m + max(0.3, 1.0 / self.n_steps) * (share - 0.5)
-        if again and sum(now for now, _ in again) > 1.3 * sum(then for _, then in again):
+        most = 1.1 if len(present) == self.n_clients else 1.3
+        if again and sum(now for now, _ in again) > most * sum(then for _, then in again):
             log_m -= math.log(2.0)
             self.rules["halved m"] += 1
         highest = 9.0 if n_known >= self.enough_clients else 0.0
@@ -528,19 +529,28 @@ class DQNFedOracle:
         self.start_losses |= now if self.depth == 0 else {}
 
     def is_above_start(self, replies: dict[int, Cut]) -> bool:
-        """Return whether the clients that replied at the start are on average clearly worse off, and not just now."""
-        if self.alpha == 0.0 or self.is_back:
+        """Return whether the clients that replied at the start are on average clearly worse off, and not just now.
+
+        While few are known, a client that never replied counts as the worst at the start.
+        """
+        if self.alpha == 0.0 or self.is_back or not self.start_losses:
             return False
         then = {k: self.start_losses[k] for k in replies if k in self.start_losses}
+        unknown = [k for k in replies if k not in self.start_losses and k not in self.losses]
+        if len(self.losses) < self.enough_clients:
+            then |= dict.fromkeys(unknown, max(self.start_losses.values()))
         self.rules["start not known"] += len(then) < len(replies)
+        self.rules["asked for the first time"] += len(unknown)
         now = {k: replies[k].loss - self.settings.floor for k in then}
         lower = {k: min(loss, self.losses[k][1]) if k in self.losses else loss for k, loss in now.items()}
-        most = self.allowed_rise(replies) * sum(then.values())
+        most = (1.2 if len(replies) == self.n_clients else 2.0) * sum(then.values())
         self.rules["above the start by the last step alone"] += sum(lower.values()) <= most < sum(now.values())
         return sum(lower.values()) > most
 
     def allowed_rise(self, replies: dict[int, Cut]) -> float:
-        return 1.2 if len(replies) == self.n_clients else 2.0
+        if len(replies) < self.n_clients:
+            return 2.0
+        return 1.2 if self.settings.trains else 1.05
 
     def retreat_factor(self, replies: dict[int, Cut]) -> float:
         """Return by how much steps must be shorter; 1 where the losses do not say that the last one was too long."""

@@ -15,7 +15,8 @@ from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.tensors import row
 from dqnfed.sim.clients import Answers, LocalClients
-from dqnfed.sim.engine import cohort_size, fresh_state, run_round
+from dqnfed.sim.rounds import run_round
+from dqnfed.sim.setup import cohort_size, fresh_state
 from dqnfed.sim.state import Evaluation, Record, Setup, State
 from dqnfed.sim.tasks import TaskBuilder
 

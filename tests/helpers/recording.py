@@ -82,6 +82,9 @@ class Recorded(Replies[U], Generic[U]):
     def replaced(self, field: str, values: Tensor) -> Self:
         return type(self)(self._plain.replaced(field, values).updates, self._asked)
 
+    def for_step(self, server: Any, cohort: Any) -> Self:
+        return self
+
     def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
         return type(self)(self._plain.scaled(factors, fields).updates, self._asked)
 

@@ -58,6 +58,11 @@ class FastReplies(Replies[U]):
         rows = super().rows(field)
         return super().combine(field, to_device_async(rows.device, torch.as_tensor(weights), rows.dtype))
 
+    def put(self, field: str, places: Tensor, store: Tensor, slots: Tensor) -> Tensor:
+        """Write into the store itself: a run never goes back to a state before, and a copy takes most of a round."""
+        there = slots.to(store.device, non_blocking=True)
+        return store.index_copy_(0, there, self._rows_at(field, places).to(store.dtype))
+
     def take(self, places: Tensor) -> Self:
         taken = super().take(places)
         taken._stats = self.stats.take(places.numpy())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, inf, isfinite, isnan, nan
-from typing import Any, ClassVar, NamedTuple, Self
+from math import exp, isfinite, isnan, nan
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,38 +13,26 @@ from torch import Tensor
 
 from dqnfed.algorithms.parts import length as phases
 from dqnfed.algorithms.parts import messages as msg
-from dqnfed.algorithms.parts.cache import Cache, Cut, IntArray
+from dqnfed.algorithms.parts.cache import Cache, Cut
 from dqnfed.algorithms.parts.length import Length, Parts, Step
 from dqnfed.algorithms.parts.messages import DescentMemory, DescentServer
-from dqnfed.algorithms.parts.metric import Metric
+from dqnfed.algorithms.parts.metric import Metric, Rows, gathered_rows, step_notes
 from dqnfed.algorithms.parts.rates import MAX_HESSIAN, RULES, Here, Rates
 from dqnfed.algorithms.parts.settings import DescentSettings
 from dqnfed.algorithms.parts.votes import Votes
 from dqnfed.core.algorithm import Cohort, Info, Status, Theta, check_choice, check_range, check_used
-from dqnfed.core.problem import Problem, Task
+from dqnfed.core.problem import Problem, Task, sampled
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.trust import Trust
 from dqnfed.maths.directions import rate_matching_weights
-from dqnfed.maths.gramian import bordered, norm_of
+from dqnfed.maths.gramian import norm_of
 from dqnfed.maths.quasi_newton import probe_length, secant_curvature
 from dqnfed.maths.solvers import DEAD, Common, bounded_rates, common_weights, serving_weights
 from dqnfed.maths.step_length import mean_step_norm
 
 PROBING = -1  # `Search.trials` while the first step's curvature is measured
+ONE_IN, LEAST = 10, 64  # examples of a client's loss before local SGD: compared with themselves, so that few will do
 ALLOWANCE = 0.03  # a client may lose half this share of the mean gain by the step's length
-
-
-class Rows(NamedTuple):
-    """The rows that the step is made for: K replies, then the cached rows of absent clients."""
-
-    K: int
-    GG: FloatArray  # [K + A, K + A]
-    gram: FloatArray  # [K + A, K + A] in the metric
-    rates: FloatArray  # [K + A]
-    losses: FloatArray  # [K + A]
-    absent: IntArray  # [A] rows of the cache
-    on_cache: FloatArray  # [K, K + R] products of the replies with each other and with the cache
-    along: FloatArray  # [K] products with the last step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +44,8 @@ class DQNFed(DescentSettings):
     mean and spares those with a loss above the average if it can; `beyond = "stop"` ends there.
 
     Client: its gradient g_k by one full pass, its loss f_k and the rate d_k by inverse BFGS on the secant pair of its
-    last reply (a probe in the first round). With `local = "sgd"`: f_k, then `epochs` of SGD; the change of the model
-    stands for the gradient, its square for the rate, and there is no H_k.
+    last reply (a probe in the first round). With `local = "sgd"`: f_k on every tenth example, 64 at least, then
+    `epochs` of SGD; the change of the model stands for the gradient, its square for the rate, and there is no H_k.
 
     Server: u = the shortest vector with g_k'u >= d_k for all k, then theta - alpha u. All clients and gradients: u is
     shortest in the L-BFGS metric of the mean loss, and alpha is the longest that no client's curvature forbids. Part of
@@ -153,7 +141,7 @@ class DQNFed(DescentSettings):
             slope = (gradient * move).sum() / torch.linalg.vector_norm(move)
             return msg.ProbeUpdate(secant_curvature(move, gradient - nearby), slope, loss), memory
         if self.local == "sgd":
-            loss = problem.loss(sent.theta, task)
+            loss = problem.loss(sent.theta, sampled(task, every=ONE_IN, least=LEAST))
             return msg.LocalUpdate(sent.theta - self.local_sgd(problem, task, sent.theta), loss), memory
         ((gradient, loss),) = problem.kernels.gradients(problem, (sent.theta,), task)
         here, kept, curvature = Here(sent.theta, gradient, loss), memory.rates, torch.full_like(loss, nan)
@@ -177,7 +165,7 @@ class DQNFed(DescentSettings):
         if isinstance(sent, msg.Trial):
             return 0.5  # a forward pass
         if self.local == "sgd":
-            return self.epochs + 0.5
+            return float(self.epochs)  # the loss of a sample costs a few hundredths
         if isinstance(sent, msg.Probe):
             return 2.0
         return 1.0 + self.parts.rates.passes(is_first=isinstance(sent, msg.First))
@@ -228,7 +216,7 @@ class DQNFed(DescentSettings):
         if int(server.n_steps):
             change = metric.change(server.metric, replies, cohort)
             server = server._replace(metric=metric.learn(server.metric, move, change))
-        rows = self._rows(server, replies, cohort, losses)
+        rows = gathered_rows(self.parts, server, replies, cohort, losses, self.wanted_rates)
         found = self._weights(server, rows, everyone)
         u, on_cached = replies.combine("gradient", found.weights[: rows.K]), found.weights[rows.K :]
         if on_cached.any():
@@ -243,7 +231,7 @@ class DQNFed(DescentSettings):
         mean = metric.mean(server.metric, replies, cohort, present, everyone.n_clients)
         search = server.search._replace(direction=u, norm=torch.tensor(norm, dtype=torch.float64), mean=mean)
         server = server._replace(search=search)
-        notes = self._notes(rows, found, norm)
+        notes = step_notes(rows, found, norm)
         if length.uses_curvature:
             server = server._replace(votes=votes.record(server.votes, losses, cohort))
             return self._by_curvature(server, replies, everyone, cohort, rows, found, notes)
@@ -299,10 +287,10 @@ class DQNFed(DescentSettings):
         else:
             alpha = length.by_rule(norm, mean_norm, cohort.round)
         if caching.size:
-            given, on_cached = alpha * (rows.gram @ found.weights), np.zeros(len(cache.rows))
+            given, on_cached = alpha * (rows.gram @ found.weights), np.zeros(caching.size)
             on_cached[rows.absent] = given[K:]
-            new = Cut(replies.rows("gradient"), rows.rates[:K], given[:K], losses)
-            cache = caching.insert(caching.moved(cache, on_cached), cohort, new, rows.on_cache)
+            new = Cut(rows.rates[:K], given[:K], losses)
+            cache = caching.insert(caching.moved(cache, on_cached), cohort, replies, new, rows.on_cache)
         server = server._replace(cache=cache, votes=votes.record(state, losses, cohort))
         return phases.moved(self.parts, server, alpha, cohort, notes)
 
@@ -336,39 +324,6 @@ class DQNFed(DescentSettings):
         if not torch.equal(server.metric.before.members, server.search.mean.members):
             parts = parts._replace(length=replace(parts.length, growth=1.0))  # curvatures along a step of other clients
         return phases.lengthened(parts, server, phases.Limits(*limits), cohort, notes)
-
-    def _rows(self, server: DescentServer, replies: Replies[Any], cohort: Cohort, losses: FloatArray) -> Rows:
-        """Return the rows that the step is made for."""
-        _, metric, _, caching, *_ = self.parts
-        cache, K, last = server.cache, len(replies), server.theta_before - server.theta
-        pairs = server.metric.pairs
-        products = replies.gram("gradient", (cache.rows, last[None], pairs.s, pairs.y))
-        on_cache, along, on_pairs = np.split(products, [K + len(cache.rows), K + len(cache.rows) + 1], axis=1)
-        absent, GG = np.zeros(0, dtype=np.int64), on_cache
-        left = others = np.zeros(0)
-        if caching.size:
-            absent = caching.absent(cache, cohort)
-            among = cache.products.numpy()[np.ix_(absent, absent)]
-            GG, left = bordered(on_cache[:, :K], on_cache[:, K + absent], among), caching.rates(cache, absent)
-            others = cache.rate.numpy()[absent] / np.maximum(np.diagonal(among), np.finfo(np.float64).tiny)
-        rates = self.wanted_rates(replies, np.diagonal(GG)[:K], others, losses - float(server.votes.floor))
-        return Rows(
-            K,
-            GG,
-            metric.gram(server.metric, GG, on_pairs, cache.rows, absent),
-            np.concatenate([rates, left]),
-            np.concatenate([losses, cache.loss.numpy()[absent]]),
-            absent,
-            on_cache,
-            along[:, 0],
-        )
-
-    def _notes(self, rows: Rows, found: Common, norm: float) -> phases.Notes:
-        """Return what is written down about the step."""
-        slopes, asked = rows.gram @ found.weights, (rows.rates > 0) & found.served
-        worst = float((slopes[asked] / rows.rates[asked]).min(initial=inf)) if norm > 0 else 0.0
-        active, beyond = float(np.count_nonzero(found.weights)), float(found.beyond)
-        return {"active": active, "worst_rate_met": worst if isfinite(worst) else 0.0, "beyond": beyond}
 
     def wanted_rates(
         self, replies: Replies[Any], squares: FloatArray, others: FloatArray, losses: FloatArray

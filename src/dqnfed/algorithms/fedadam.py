@@ -73,6 +73,10 @@ class FedAdam(LocalWork[FedAdamServer, Empty, FedAvgUpdate]):
     ) -> ServerStep[FedAdamServer]:
         mean = replies.combine("delta", client_weights(self.weighting, cohort))
         first = self.beta1 * server.first_moment + (1.0 - self.beta1) * mean
-        second = self.beta2 * server.second_moment + (1.0 - self.beta2) * mean.square()
+        second = self.next_second_moment(server.second_moment, mean.square())
         step = first / (second.sqrt() + self.tau)
         return ServerStep(FedAdamServer(server.theta - self.server_lr * step, first, second))
+
+    def next_second_moment(self, before: Tensor, square: Tensor) -> Tensor:
+        """Return the second moment after a round whose mean update has this square."""
+        return self.beta2 * before + (1.0 - self.beta2) * square

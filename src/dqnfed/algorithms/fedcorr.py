@@ -32,6 +32,7 @@ def combined_info(inner: Info) -> Info:
         personal=inner.personal,
         looped_messages=(*OWN_MESSAGES, *inner.looped_messages),
         reads_inputs=inner.reads_inputs,  # mixing examples gives the same before and after they are normalised
+        asks_alone=True,
         diverges=inner.diverges,
         exemptions={**inner.exemptions, **EXEMPTIONS},
     )

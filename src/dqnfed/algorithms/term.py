@@ -9,11 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.fedavg import client_weights
-from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_choice, check_range, check_used
-from dqnfed.core.local_work import LocalWork
+from dqnfed.algorithms.reweighted import Reweighted
+from dqnfed.core.algorithm import Cohort, Empty, Info, Theta, check_choice, check_range, check_used
 from dqnfed.core.problem import Problem, Task
-from dqnfed.core.replies import Replies
 
 LARGEST_TILT = 1e6  # beyond this the softmax is one-hot for any two losses that float32 can tell apart
 
@@ -34,7 +32,7 @@ def tilted_weights(prior: Tensor, losses: Tensor, t: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TERM(LocalWork[TERMServer, Empty, TERMUpdate]):
+class TERM(Reweighted[TERMServer, Empty, TERMUpdate]):
     """TERM, tilted empirical risk minimisation over clients.
 
     Objective: minimise log(sum_k p_k exp(t F_k)) / t. t = 0 is the objective of FedAvg, t > 0 stresses clients with
@@ -65,8 +63,6 @@ class TERM(LocalWork[TERMServer, Empty, TERMUpdate]):
 
     t: float = 1.0  # tilt over clients, in [-1e6, 1e6]; 0 is FedAvg
     tau: float = 0.0  # tilt over a client's examples, in [-1e6, 1e6]; 0 is the mean
-    server_lr: float = 1.0  # > 0
-    weighting: str = "examples"  # examples | uniform
     normaliser: str = "cohort"  # cohort | running
     rho: float = 0.5  # share of the present round in the running normaliser, in (0, 1]
 
@@ -74,8 +70,6 @@ class TERM(LocalWork[TERMServer, Empty, TERMUpdate]):
         super().__post_init__()
         check_range(self, "t", low=-LARGEST_TILT, high=LARGEST_TILT)
         check_range(self, "tau", low=-LARGEST_TILT, high=LARGEST_TILT)
-        check_range(self, "server_lr", low=0.0, open_low=True)
-        check_choice(self, "weighting", ("examples", "uniform"))
         check_choice(self, "normaliser", ("cohort", "running"))
         check_range(self, "rho", low=0.0, high=1.0, open_low=True)
         check_used(self, "normaliser", used=self.t != 0, why="with t = 0, where the losses do not count")
@@ -89,19 +83,12 @@ class TERM(LocalWork[TERMServer, Empty, TERMUpdate]):
         delta = sent.theta - self.local_sgd(tilted, task, sent.theta)
         return TERMUpdate(delta, tilted.loss(sent.theta, task)), memory
 
-    def server_step(self, server: TERMServer, replies: Replies[TERMUpdate], cohort: Cohort) -> ServerStep[TERMServer]:
-        prior, losses = client_weights(self.weighting, cohort), torch.from_numpy(replies.scalars("loss"))
-        log_normaliser = server.log_normaliser
+    def weights(self, losses: Tensor, shares: Tensor, server: TERMServer, cohort: Cohort) -> tuple[Tensor, TERMServer]:
         if self.normaliser == "cohort":
-            weights = tilted_weights(prior, losses, self.t)
-        else:
-            log_normaliser = self._log_normaliser(log_normaliser, prior, losses)
-            weights = torch.exp(prior.log() + self.t * losses - log_normaliser)
-        step = replies.combine("delta", weights)
-        return ServerStep(
-            TERMServer(server.theta - self.server_lr * step, log_normaliser),
-            diagnostics={"largest_weight": float(weights.max()), "weight_sum": float(weights.sum())},
-        )
+            return tilted_weights(shares, losses, self.t), server
+        log_normaliser = self._log_normaliser(server.log_normaliser, shares, losses)
+        weights = torch.exp(shares.log() + self.t * losses - log_normaliser)
+        return weights, server._replace(log_normaliser=log_normaliser)
 
     def _log_normaliser(self, before: Tensor, prior: Tensor, losses: Tensor) -> Tensor:
         now = torch.logsumexp(prior.log() + self.t * losses, dim=0)

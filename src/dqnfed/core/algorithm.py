@@ -82,8 +82,10 @@ class Info:
     local_work: frozenset[str] = frozenset(LOCAL_WORK)  # the shared settings that have an effect
     problem_kinds: frozenset[str] = frozenset({"network", "convex"})
     personal: bool = False  # whether `models` differ between clients
+    training: str = "federated"  # or, as a reference: alone, each client by itself; pooled, on all rows together
     looped_messages: tuple[type[Any], ...] = ()  # messages to which `client_step` cannot reply under vmap
     reads_inputs: bool = False  # whether `client_step` itself looks at the examples' inputs
+    asks_alone: bool = False  # whether some rounds ask one client alone, whose reply no sum hides
     diverges: bool = False  # True: known to, and left out of `--all`
     exemptions: Mapping[str, str] = field(default_factory=dict)  # contract tests that do not apply, with the reason
 
@@ -153,6 +155,17 @@ class Algorithm(ABC, Generic[S, M, U]):
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
+
+
+def refuse_reference(algorithm: AnyAlgorithm, where: str) -> None:
+    """Raise where a method that is no federated one, but a reference for comparisons, is to run between clients."""
+    training = algorithm.info.training
+    if training != "federated":
+        what = "trains every client by itself" if training == "alone" else "trains on all clients' rows in one place"
+        raise ValueError(
+            f"{type(algorithm).__name__} {what}, so it is not federated and cannot run {where}; it is a reference for "
+            "comparisons in the simulator (`dqnfed compare`). Choose a federated method."
+        )
 
 
 def message_bits(message: tuple[Any, ...]) -> int:

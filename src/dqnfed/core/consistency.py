@@ -22,12 +22,13 @@ from dqnfed.maths.gramian import cross_products
 
 ROWS = ("delta", "gradient")  # the fields along which a client's own loss falls
 FEW = 3  # clients; among fewer there is no majority to compare with
-LEAST, MOST = 0.8, 1.5  # honest: 0.6 in both directions with local SGD on skewed clients; a reversed row is at 2
-CANCELLING = 0.6  # in both directions where the slopes at both ends nearly cancel: a row that is reversed in turns
-SPREAD = 2.5  # times the cohort's median fault is usual too
-MEMORY = 0.7  # of a fault after a round without one
-CLEAR = 2.5  # a fault counts for at least so much: after it a client is out for three rounds
-WORST = 4.0  # a fault counts at most so much: after it a client is out for four rounds
+LEAST = 0.8  # of what is said did not happen; honest: 0.4 with gradients; a reversed row is above 1
+MOST = 8.0  # times more happened than is said; honest: 5 with local SGD, whose rows are short where a model soon fits
+USUAL = 0.2  # the cohort's median share: a round above it says less about a single client, one below it enough
+MEMORY = 0.7  # of the weight of a round in the next one
+WORST = 2.0 / LEAST  # one round counts for so much at most
+START = 3.0  # times the median of the first losses: at the first model nobody has been served better than another
+GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
 REASON = "loss does not change as its updates say"
 
 
@@ -37,13 +38,19 @@ class ConsistencyState(NamedTuple):
     theta: Tensor  # [n]   the model before that step
     losses: Tensor  # [C]  there, by client number; NaN: not known
     slopes: Tensor  # [C]  products of the rows with the step
-    faults: Tensor  # [C]  above 1: inconsistent
+    faults: Tensor  # [C]  weighted mean over the rounds; above 1: inconsistent
+    weights: Tensor  # [C] of the rounds in it
+    starts: Tensor  # [C]  the first losses
+    lengths: Tensor  # [C] usual lengths of the rows, which grow by `GROWTH` a round at most
 
 
 def no_claims(n_clients: int) -> ConsistencyState:
     """Return the record before the first round."""
     unknown = torch.full((n_clients,), torch.nan, dtype=torch.float64)
-    return ConsistencyState(torch.zeros(0), unknown, unknown.clone(), torch.zeros_like(unknown))
+    zeros = torch.zeros_like(unknown)
+    return ConsistencyState(
+        torch.zeros(0), unknown, unknown.clone(), zeros, zeros.clone(), unknown.clone(), unknown.clone()
+    )
 
 
 def checked_field(info: Info, replies: Replies[Any]) -> str:
@@ -67,24 +74,57 @@ def may_drop(share: float, n_clients: int) -> int:
     return max(1, int(share * n_clients + 1e-9))
 
 
+def scale_factors(state: ConsistencyState, clients: Tensor) -> Tensor:
+    """Return factors below 1 for clients whose first loss was far above the cohort's, [K]; with them it is not.
+
+    Who multiplies its loss and with it every row is as consistent as before. It is a client that counts for more, and
+    the first model, which has served nobody, is where this shows.
+    """
+    known = state.starts[state.starts.isfinite()]
+    ones = torch.ones(len(clients), dtype=torch.float64)
+    if len(known) < FEW or not bool(known.median() > 0.0):
+        return ones
+    most = START * float(np.median(known.numpy()))
+    return torch.where(state.starts[clients] > most, most / state.starts[clients], ones)
+
+
+def with_starts(state: ConsistencyState, losses: FloatArray, clients: Tensor) -> ConsistencyState:
+    """Return the record with the first losses of clients that have not been met before."""
+    first, new = state.starts[clients], torch.from_numpy(losses).double()
+    return state._replace(starts=state.starts.index_copy(0, clients, torch.where(first.isfinite(), first, new)))
+
+
+def with_lengths(state: ConsistencyState, lengths: FloatArray, most: float, clients: Tensor) -> ConsistencyState:
+    """Return the record with the usual lengths of the rows; a new client's is `most` at most."""
+    before, now = state.lengths[clients], torch.from_numpy(lengths).double()
+    limit = torch.where(before.isfinite(), GROWTH * before, torch.full_like(before, most))
+    return state._replace(lengths=state.lengths.index_copy(0, clients, torch.minimum(now, limit)))
+
+
 def judged(
     state: ConsistencyState, rows: Tensor, losses: FloatArray, theta: Tensor, cohort: Cohort
 ) -> ConsistencyState:
     """Return the record with the faults of this cohort's replies."""
     clients = cohort.clients
-    faults = MEMORY * state.faults[clients].numpy()
+    faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
     if len(state.theta):
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
         scale = float(np.nanmedian(np.abs(losses))) if np.isfinite(losses).any() else 0.0
-        found = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
-        faults = np.maximum(faults, found)
-    return state._replace(faults=state.faults.index_copy(0, clients, torch.from_numpy(faults)))
+        found, weight = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
+        total = weights + weight
+        faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
+        faults = np.where(weight == 1.0, np.maximum(faults, found), faults)  # a clear round needs no second one
+        weights = total
+    return state._replace(
+        faults=state.faults.index_copy(0, clients, torch.from_numpy(faults)),
+        weights=state.weights.index_copy(0, clients, torch.from_numpy(weights)),
+    )
 
 
 def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArray[np.bool_]:
     """Return which clients of the cohort are left out: the most inconsistent ones, as many as may be."""
-    faults = state.faults[cohort.clients].numpy()
+    faults = (state.faults * state.weights.clamp(max=1.0))[cohort.clients].numpy()  # old and vague evidence fades
     worst = np.argsort(-faults, kind="stable")[: may_drop(share, len(faults))]
     out = np.zeros(len(faults), dtype=np.bool_)
     out[worst[faults[worst] > 1.0]] = True
@@ -110,25 +150,28 @@ def products(rows: Tensor, move: Tensor, cohort: Cohort) -> FloatArray:
     return found if cohort.factors is None else found / cohort.factors.numpy()
 
 
-def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, rounding: float) -> FloatArray:
-    """Return how far each loss change is from what the slopes at both ends of a step say; up to 1 is usual.
+def fault_sizes(
+    before: FloatArray, after: FloatArray, change: FloatArray, rounding: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return how far each loss change is from what the slopes at both ends of a step say, and what weight that has.
 
-    Nothing is said (0) where fewer than three clients are known, where the cohort as a whole does not follow its
-    slopes, or where what is unexplained is small beside the cohort's changes.
+    Up to 1 is usual. Nothing is said (weight 0) where fewer than three clients are known or where the cohort as a whole
+    does not follow its slopes; less is said the worse it follows them. What is small beside the cohort's changes counts
+    as nothing.
     """
+    nothing = np.zeros(len(before))
     mean, size = 0.5 * (before + after), 0.5 * (np.abs(before) + np.abs(after))
     known = np.isfinite(mean) & np.isfinite(change)
     telling = known & (np.abs(mean) >= 0.5 * size) & (size > 0.0)
     if known.sum() < FEW or telling.sum() < FEW:
-        return np.zeros(len(mean))
+        return nothing, nothing
     ratio = float(np.median(change[telling] / mean[telling]))
     if not ratio > 0.0:
-        return np.zeros(len(mean))
+        return nothing, nothing
     unexplained = np.where(known, np.abs(mean) * ratio - np.sign(mean) * change, 0.0)
     small = max(0.1 * float(np.median(np.abs(change[known]))), rounding)
     share = unexplained / np.maximum(np.where(known, size * ratio, 1.0), np.finfo(np.float64).tiny)
-    found = np.where(share > 0.0, share / LEAST, -share / MOST)
-    found = np.where(telling, found, np.abs(share) / CANCELLING)
-    found = found / max(1.0, SPREAD * float(np.median(np.abs(share[known]))))  # a step too long for anybody's slopes
-    found = np.where(found > 1.0, np.clip(found, CLEAR, WORST), found)
-    return np.where(known & (np.abs(unexplained) > small), found, 0.0)
+    spread = float(np.median(np.abs(share[known])))
+    found = np.where(telling & (share < 0.0), -share / MOST, np.abs(share) / LEAST)
+    found = np.where(known & (np.abs(unexplained) > small), np.minimum(found, WORST), 0.0)
+    return found, np.where(known, min(1.0, (USUAL / max(spread, USUAL)) ** 2), 0.0)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
 from dqnfed.core.seeds import numpy_seed_for
 
@@ -174,16 +175,18 @@ class Federation:
     @classmethod
     def from_clients(
         cls,
-        clients: Sequence[tuple[Arrays, Arrays]],
+        clients: Sequence[tuple[Arrays, Arrays] | Dataset[Any]],
         *,
-        test: float | Sequence[tuple[Arrays, Arrays]] = 0.2,
+        test: float | Sequence[tuple[Arrays, Arrays] | Dataset[Any]] = 0.2,
         validation: float = 0.0,
         seed: int = 0,
         names: Sequence[str] = (),
         groups: Sequence[str] | None = None,
         n_classes: int | None = None,
     ) -> Federation:
-        """Return the federation of clients given as (inputs, targets) pairs; a test share is held out of each."""
+        """Return the federation of clients given as (inputs, targets) pairs, or as torch datasets of such pairs; a test
+        share is held out of each.
+        """
         names = tuple(names) or tuple(str(c) for c in range(len(clients)))
         _check_names(len(clients), names, groups)
         shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
@@ -239,13 +242,7 @@ class Federation:
         cls, datasets: Iterable[Any], *, test: float = 0.2, validation: float = 0.0, seed: int = 0
     ) -> Federation:
         """Return the federation of one map-style torch dataset per client, each giving (input, target) pairs."""
-        pairs = []
-        for c, dataset in enumerate(datasets):
-            items = [dataset[i] for i in range(len(dataset))]
-            if not items:
-                raise ValueError(f"client '{c}' has a dataset with no examples; every client needs at least one.")
-            inputs = torch.stack([torch.as_tensor(x) for x, _ in items])
-            pairs.append((inputs, torch.stack([torch.as_tensor(y) for _, y in items])))
+        pairs = [pair_in(f"client '{c}'", dataset) for c, dataset in enumerate(datasets)]
         return cls.from_clients(pairs, test=test, validation=validation, seed=seed)
 
 
@@ -318,8 +315,28 @@ def _checked_pair(name: str, client: Any) -> tuple[Tensor, Tensor]:
     return pair[0], pair[1].long() if pair[1].dtype == torch.bool else pair[1]
 
 
+def pair_in(who: str, dataset: Any) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of a map-style dataset that gives (input, target) pairs."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2 and len(dataset):
+        return dataset.tensors[0], dataset.tensors[1]
+    try:
+        items = [dataset[i] for i in range(len(dataset))]
+        inputs = [torch.as_tensor(x) for x, _ in items]
+        targets = [torch.as_tensor(y) for _, y in items]
+        if items:
+            return torch.stack(inputs), torch.stack(targets)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{who} has a {type(dataset).__name__} whose examples cannot be read as (input, target) pairs of equal "
+            f"shape ({error}); make each a pair of tensors, by a transform for instance."
+        ) from error
+    raise ValueError(f"{who} has a dataset with no examples; every client needs at least one.")
+
+
 def _as_pair(who: str, given: Any) -> tuple[Tensor, Tensor]:
     """Return inputs and targets as tensors of real numbers, one row an example."""
+    if isinstance(given, Dataset):
+        given = pair_in(who, given)
     try:
         inputs, targets = given
         pair = torch.as_tensor(inputs), torch.as_tensor(targets)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -26,6 +27,18 @@ class Task(NamedTuple):
     batches: Tensor  # [S, B] rows of each local step; -1 = nothing; B = 0 means every step uses all examples
     noise: Tensor  # what the algorithm declared it needs, drawn on the host: the same wherever it runs
     lr: Tensor  # []       the local learning rate of this round
+
+
+def sampled(task: Task, *, every: int, least: int) -> Task:
+    """Return the task with one in `every` of its examples, `least` at least, evenly spaced: always the same ones."""
+    most = max(least, len(task.mask) // every)  # padding included: the other tasks of a cohort have the same shape
+    if len(task.mask) <= most:
+        return task
+    n_examples, places = task.mask.sum().long(), torch.arange(most, device=task.mask.device)
+    size = (n_examples // every).clamp(min=least)
+    rows = torch.where(n_examples > size, places * n_examples // size, places).clamp(max=len(task.mask) - 1)
+    mask = torch.where(places < size, task.mask[rows], torch.zeros_like(task.mask[rows]))
+    return task._replace(inputs=task.inputs[rows], targets=task.targets[rows], mask=mask)
 
 
 def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -105,11 +118,24 @@ class ModuleModel:
     def outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs with the named parameters; the module is borrowed meanwhile, so one thread at a time."""
         if self.autocast is None:
-            found: Tensor = functional_call(self.module, parameters, (inputs,))
-            return found
+            found: Any = functional_call(self.module, parameters, (inputs,))
+            return found if isinstance(found, Tensor) else logits_in(found)
         dtype = next(iter(parameters.values())).dtype
         with torch.autocast(inputs.device.type, self.autocast):
-            return functional_call(self.module, parameters, (inputs,)).to(dtype)  # type: ignore[no-any-return]
+            found = functional_call(self.module, parameters, (inputs,))
+        return (found if isinstance(found, Tensor) else logits_in(found)).to(dtype)
+
+
+def logits_in(found: Any) -> Tensor:
+    """Return the logits of a model that returns a dict, or an object, which holds them."""
+    logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    held = f" with {', '.join(map(repr, found))}" if isinstance(found, Mapping) else ""
+    raise TypeError(
+        f"the model returns a {type(found).__name__}{held}, and not a tensor, nor a dict or an object with `logits`; "
+        "wrap it in a module whose forward returns the outputs alone"
+    )
 
 
 def cast_inputs(inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -185,8 +211,7 @@ class Problem:
         """Return the problem of training an ordinary module; dropout is off, buffers stay as they are."""
         if not isinstance(module, nn.Module):
             raise ValueError(f"`module` must be a torch.nn.Module, but is a {type(module).__name__}: {module!r}.")
-        if not isinstance(loss, str) or loss not in LOSSES:
-            raise ValueError(f"loss must be one of {sorted(LOSSES)}, but is {loss!r}; or pass `losses=`, a function.")
+        loss = _loss_name(loss)
         _refuse_mixed_examples(module)
         _refuse_frozen_parameters(module)
         template = copy.deepcopy(module).eval()
@@ -297,6 +322,22 @@ def fill_module(module: nn.Module, parameters: dict[str, Tensor]) -> None:
             parameter.copy_(parameters[name])
     if more:
         raise ValueError(f"the saved model has more parameters than the module: {', '.join(map(repr, sorted(more)))}.")
+
+
+def _loss_name(loss: Any) -> str:
+    """Return the loss's name as in LOSSES; cross_entropy and "Cross Entropy" are cross-entropy."""
+    if not isinstance(loss, str):
+        what = "a function" if callable(loss) else f"a {type(loss).__name__}"
+        raise ValueError(
+            f"`loss` must be a name, one of {sorted(LOSSES)}, but is {what}: {loss!r}. Pass a function of your own as "
+            '`losses=`; it returns one number an example, as nn.CrossEntropyLoss(reduction="none") does.'
+        )
+    name = loss.lower().replace("_", "-").replace(" ", "-")
+    if name not in LOSSES:
+        close = difflib.get_close_matches(name, LOSSES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"loss must be one of {sorted(LOSSES)}, but is {loss!r}.{hint} Or pass `losses=`, a function.")
+    return name
 
 
 def _refuse_mixed_examples(module: nn.Module) -> None:

@@ -63,6 +63,15 @@ class Replies(Generic[U]):
         rows: Tensor = attrgetter(field)(self.updates)
         return rows
 
+    def put(self, field: str, places: Tensor, store: Tensor, slots: Tensor) -> Tensor:
+        """Return the store [S, n] with the rows at these places of the field in these slots."""
+        there = slots.to(store.device, non_blocking=True)
+        return store.index_copy(0, there, self._rows_at(field, places).to(store.dtype))
+
+    def _rows_at(self, field: str, places: Tensor) -> Tensor:
+        rows = self.rows(field)
+        return rows if len(places) == len(rows) else rows.index_select(0, places.to(rows.device, non_blocking=True))
+
     def mean(self, field: str, weights: Tensor | None = None) -> Tensor:
         """Return the mean of the field's rows, weighted by `weights` / sum(weights) if given."""
         if weights is None:
@@ -94,6 +103,10 @@ class Replies(Generic[U]):
         """Return the replies with other numbers in one field."""
         record: Any = self.updates
         return type(self)(record._replace(**{field: values.to(getattr(record, field))}))
+
+    def for_step(self, server: Any, cohort: Any) -> Self:
+        """Return the replies as the step of this server asks them; for replies that tell clients why they are asked."""
+        return self
 
     def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
         """Return the replies with these fields of theirs multiplied by the clients' factors [K]."""

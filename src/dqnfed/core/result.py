@@ -23,7 +23,7 @@ MODULE_BUILDERS: list[Callable[[dict[str, Any]], nn.Module]] = []  # filled by `
 class RunResult:
     """The trained model and every number of the run."""
 
-    theta: Tensor  # [n] the method's primary global model
+    theta: Tensor  # [n] the method's primary global model; [0] where every client was trained by itself
     layout: Layout
     summary: dict[str, Any]
     history: list[dict[str, Any]] = field(repr=False)  # one record a round; the first, round -1, is the start
@@ -43,6 +43,11 @@ class RunResult:
 
     def model(self, template: nn.Module | None = None) -> nn.Module:
         """Return the trained module; a run loaded from disk needs the template if the module was the user's own."""
+        if not self.layout:
+            raise ValueError(
+                f"{self.summary['algorithm']} trained one model for each client, each by itself, and none for all; "
+                "take the model of another method's run."
+            )
         module = copy.deepcopy(template if template is not None else self.module)
         if module is None and self.model_spec is not None and MODULE_BUILDERS:
             module = MODULE_BUILDERS[0](self.model_spec)
@@ -85,11 +90,12 @@ class RunResult:
         assert summary is not None
         parameters, metadata = folder.read_model()
         order = metadata.get("layout") or []
-        if not order or not set(order) <= parameters.keys():
+        is_empty = not order and summary.get("training") != "alone"
+        if is_empty or not set(order) <= parameters.keys():
             raise ValueError(f"damaged: {folder.path / 'model.safetensors'} does not say which parameters it holds.")
         columns, rows = folder.client_table()
         return cls(
-            theta=torch.cat([parameters[name].reshape(-1) for name in order]),
+            theta=torch.cat([torch.empty(0), *(parameters[name].reshape(-1) for name in order)]),
             layout=tuple((name, parameters[name].shape) for name in order),
             summary=summary,
             history=folder.metrics(),

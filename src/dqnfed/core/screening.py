@@ -21,8 +21,10 @@ from dqnfed.core.tensors import named_tensors
 FloatArray = NDArray[np.float64]
 R = TypeVar("R", bound=Replies[Any])
 BoolArray = NDArray[np.bool_]
+UPDATE_NOT_FINITE = "update is not finite"  # why such a reply is dropped
 UNCHECKED = 3.0  # times the median: scalars of clients whose replies could not be compared with earlier ones
 UNCHECKED_LENGTH = 1.5  # times the median: rows of such clients
+JUMP_LENGTH = 2.0  # times the median and the client's own rows before: rows of the others
 SQUARABLE = 0.1  # longer replies than this share of the square root of the largest number are dropped
 A = TypeVar("A", bound=AnyAlgorithm)
 
@@ -100,7 +102,7 @@ def screen(replies: Replies[Any], policy: Policy, info: Info) -> Screened:
             usable[k] &= bool(torch.isfinite(t[int(k)]).all())  # a norm may overflow where no number does
     measured = finite.get(info.clip_fields[0]) if info.clip_fields else None
     lengths = np.ones(n) if measured is None else _safe_lengths(norms[info.clip_fields[0]], measured)
-    dropped = [(k, "update is not finite") for k in (~usable).nonzero()[0]]
+    dropped = [(k, UPDATE_NOT_FINITE) for k in (~usable).nonzero()[0]]
     dropped += [(k, "update has zero norm") for k in (usable & (lengths == 0)).nonzero()[0]]
     usable &= lengths > 0
     kept = usable.nonzero()[0]
@@ -115,24 +117,28 @@ def screen(replies: Replies[Any], policy: Policy, info: Info) -> Screened:
     return Screened(torch.from_numpy(kept), torch.from_numpy(factors), [(int(k), why) for k, why in dropped])
 
 
-def clip_unchecked(
-    replies: Replies[Any], found: Screened, policy: Policy, field: str, checked: BoolArray | None
-) -> Screened:
-    """Return the factors with which rows of clients that could not be checked yet are no longer than is usual.
+def clip_unusual(replies: Replies[Any], found: Screened, policy: Policy, field: str, usual: FloatArray) -> Screened:
+    """Return the factors with which no row is far longer than the cohort's median and than this client's rows before.
 
-    Like scalars they are held only where the policy sets `scalar_bounds`.
+    `usual` [K'] are the lengths of its rows before; NaN: they could not be checked yet. Like scalars, rows are held
+    only where the policy sets `scalar_bounds`.
     """
-    if policy.scalar_bounds is None:
+    lengths = kept_lengths(replies, found, field)
+    if policy.scalar_bounds is None or len(lengths) < 3 or not np.isfinite(lengths).all():
         return found
-    lengths = replies.norms(field)[found.kept.numpy()] * found.factors.numpy()
-    if len(lengths) < 3 or not np.isfinite(lengths).all():
-        return found
-    longest = UNCHECKED_LENGTH * median(lengths.tolist())
-    new = np.ones(len(lengths), dtype=np.bool_) if checked is None else ~checked
-    shorter = np.where(new & (lengths > longest), longest / np.where(lengths > 0.0, lengths, 1.0), 1.0)
+    middle = median(lengths.tolist())
+    known = np.isfinite(usual)
+    longest = np.where(known, JUMP_LENGTH * np.fmax(usual, middle), UNCHECKED_LENGTH * middle)
+    shorter = np.where(lengths > longest, longest / np.where(lengths > 0.0, lengths, 1.0), 1.0)
     if (shorter == 1.0).all():
         return found
     return found._replace(factors=found.factors * torch.from_numpy(shorter), unchanged=False)
+
+
+def kept_lengths(replies: Replies[Any], found: Screened, field: str) -> FloatArray:
+    """Return the lengths of the rows that are kept, as they are clipped."""
+    lengths: FloatArray = replies.norms(field)[found.kept.numpy()] * found.factors.numpy()
+    return lengths
 
 
 def hold_scalars(

@@ -92,7 +92,7 @@ def loss_ratio(losses: FloatArray, before: FloatArray, *, least: float = 0.0, ro
     """
     if robust:
         losses, before = _held(losses), _held(before)
-    return float(losses.mean() / max(before.mean(), least, np.finfo(np.float64).tiny))
+    return float(losses.mean()) / max(float(before.mean()), least, float(np.finfo(np.float64).tiny))
 
 
 def votes_for_longer(along: FloatArray, losses: FloatArray, known: FloatArray) -> float:

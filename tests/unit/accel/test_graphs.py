@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dqnfed.accel.graph_runner import NOT_CAPTURED, Graphed, cuda_graph_safe, graphed
 from dqnfed.accel.graphs import LARGE, MAX_GRAPHS, GraphedFunction, grouped, rows_of
-from dqnfed.accel.products import DEVICE_BLOCK
+from dqnfed.accel.products import BLOCK
 from dqnfed.accel.replies import GraphReplies
 from dqnfed.algorithms import REGISTRY
 from dqnfed.algorithms.adafed import AdaFed
@@ -260,7 +260,7 @@ def test_phases_that_come_again_are_captured(
 ) -> None:
     """And the run is that of plain vmap, with its evaluations; a fallback would be slow and silent."""
     problem, federation = large_case(torch.float64)
-    assert problem.n_parameters > DEVICE_BLOCK
+    assert problem.n_parameters > BLOCK
     problem, federation = problem.to(device), federation.to(device)
     runner = graphed(emulate=device == "cpu")
     with caplog.at_level("INFO", logger="dqnfed"):

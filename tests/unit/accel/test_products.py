@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import pytest
 import torch
 
 from dqnfed.accel.products import (
-    DEVICE_BLOCK,
-    _gramian_strip,
+    BLOCK,
     device_gramian,
     device_products,
     fast_cross_products,
     fast_gramian,
 )
-from dqnfed.maths.gramian import BLOCK
+from dqnfed.maths.gramian import gramian
 from tests.helpers.rows import gaussian_rows
 
 
-@pytest.mark.parametrize("n", [5, DEVICE_BLOCK, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+@pytest.mark.parametrize("n", [5, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_across_two_sets_of_rows(n: int, dtype: torch.dtype) -> None:
     G, H = gaussian_rows(5, n).to(dtype), gaussian_rows(3, n, seed=1).to(dtype)
@@ -57,11 +54,11 @@ def test_a_long_sum_keeps_what_float32_would_lose() -> None:
     assert device_gramian(ones).item() == n
 
 
-@pytest.mark.parametrize("n", [1, DEVICE_BLOCK, 3 * DEVICE_BLOCK + 17])
-def test_the_products_for_a_gpu_are_those_for_a_cpu(n: int) -> None:
+@pytest.mark.parametrize("n", [1, BLOCK, 3 * BLOCK + 17])
+def test_the_fast_products_are_the_plain_ones(n: int) -> None:
     G = gaussian_rows(5, n, torch.float32)
-    found, lengths = device_gramian(G), G.double().norm(dim=1)
-    assert ((found - fast_gramian(G)).abs() <= 1e-6 * torch.outer(lengths, lengths)).all()
+    found, lengths = fast_gramian(G), G.double().norm(dim=1)
+    assert ((found - gramian(G)).abs() <= 1e-6 * torch.outer(lengths, lengths)).all()
 
 
 def test_rows_without_columns_have_products_of_zero() -> None:
@@ -70,24 +67,12 @@ def test_rows_without_columns_have_products_of_zero() -> None:
     assert torch.equal(device_gramian(empty), torch.zeros(3, 3, dtype=torch.float64))
 
 
-def test_strips_of_columns_give_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, each with its strip: equal to one product of all, up to the order of summation in float64."""
-    G, extra = gaussian_rows(5, 4099, torch.float64, seed=1), gaussian_rows(3, 4099, torch.float64, seed=2)
-    whole, crossed = fast_gramian(G, extra, block=100), fast_cross_products(G, extra)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr("dqnfed.accel.products.BLOCK", 100)
-    torch.testing.assert_close(fast_gramian(G, extra), whole, rtol=1e-13, atol=1e-12)
-    torch.testing.assert_close(fast_cross_products(G, extra), crossed, rtol=1e-13, atol=1e-12)
-
-
 def test_no_second_copy_of_the_rows_is_made() -> None:
-    G, others = gaussian_rows(8, 500_000, torch.float32), [gaussian_rows(2, 500_000, torch.float32, seed=1)]
-    _gramian_strip(G, others, BLOCK, 0, 100)  # first calls import modules
-    tracemalloc.start()
-    _gramian_strip(G, others, BLOCK, 0, G.shape[1])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak <= G.nbytes / 8
+    G, others = gaussian_rows(8, 500_000, torch.float32), gaussian_rows(2, 500_000, torch.float32, seed=1)
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        fast_gramian(G, others)
+    largest = max(event.self_cpu_memory_usage for event in profile.function_events)
+    assert 0 < largest <= G.nbytes / 8
 
 
 def test_wrong_shapes_are_named() -> None:

@@ -206,7 +206,7 @@ def test_a_run_that_is_above_its_start_returns_there(n_clients: int) -> None:
     assert back.status is Status.NEXT
     assert torch.equal(back.server.theta, start)
     assert not torch.equal(before.server.theta, start)
-    assert len(back.server.cache.rows) == len(back.server.cache.client) == 0
+    assert len(back.server.cache.used) == 0
     assert bool(back.server.votes.losses.isnan().all())
     last = before.server
     assert float(back.server.votes.log_m) == pytest.approx(float(last.votes.log_m) - math.log(4.0))

@@ -121,3 +121,30 @@ def test_bad_settings_are_refused() -> None:
         Scaffold(server_lr=0.0)
     with pytest.raises(ValueError, match="Scaffold: `weighting` must be one of uniform, examples, but is 'even'"):
         Scaffold(weighting="even")
+
+
+def test_with_option_one_a_clients_variate_is_its_gradient_at_the_round_model() -> None:
+    problem, federation, centres = bowls(3, 2)
+    played = play(Scaffold(lr=0.1, epochs=4, control="gradient"), problem, federation, rounds=3)
+    for k in range(3):
+        torch.testing.assert_close(played.memory(k).control, played.thetas[-2] - centres[k], rtol=1e-12, atol=1e-14)
+    assert played.records[0]["passes"] == 3 * 5
+
+
+@pytest.mark.parametrize("control", ["update", "gradient"])
+def test_local_work_that_goes_wild_on_one_client_does_not_become_everybodys_correction(control: str) -> None:
+    """One of ten clients is so steep that its local steps diverge: its update and its change of c are both clipped."""
+    problem = bowl_problem(2)
+    steep = problem.losses
+    targets = torch.randn(10, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs = torch.ones(10, 4, 1, dtype=torch.float64)
+    inputs[7] = 10.0  # what theta and the targets are multiplied by
+    starts = torch.arange(0, 41, 4)
+    examples = Examples(inputs.flatten(0, 1), (inputs * targets).flatten(0, 1), starts)
+    scaled = replace(problem, predict=lambda theta, given: given * theta, losses=steep)
+    algorithm = Scaffold(lr=0.1, epochs=5, control=control)
+    played = play(algorithm, scaled, Federation(examples, examples), rounds=30, participation=0.5)
+    assert sum(len(record["clipped"]) for record in played.records) > 0, "the client's updates are wild"
+    largest = max(float(server.control.norm()) for server in played.servers)
+    assert largest < 100.0
+    assert all(record["status"] == "next" for record in played.records)

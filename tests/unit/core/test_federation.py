@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from dqnfed import FedAvg, run
 from dqnfed.algorithms.ditto import Ditto
@@ -250,3 +251,25 @@ def test_clients_without_validation_examples_do_not_choose_the_model() -> None:
     assert (federation.validation.sizes > 0).tolist() == [True, True, True, False]
     result = run(FedAvg(lr=0.3), network_bowl().problem, federation, rounds=3, select="loss")
     assert result.summary["kept_validation"] is not None
+
+
+def test_tensor_datasets_and_other_datasets_are_clients_as_pairs_are() -> None:
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    pairs = [(x[:10], y[:10]), (x[10:], y[10:])]
+    datasets = [TensorDataset(*pair) for pair in pairs]
+    subset = Subset(TensorDataset(x, y), range(10, 30))
+    expected = Federation.from_clients(pairs)
+    given_as: list[list[Any]] = [[*datasets], [datasets[0], subset], [pairs[0], datasets[1]]]
+    for clients in given_as:
+        assert Federation.from_clients(clients).fingerprint == expected.fingerprint
+    given = Federation.from_clients(datasets, test=datasets)
+    assert torch.equal(given.test.inputs, x)
+
+
+def test_a_dataset_that_gives_no_pairs_is_refused_by_client() -> None:
+    with pytest.raises(ValueError, match=r"client '1' has a TensorDataset whose examples cannot be read as \(input"):
+        Federation.from_clients(
+            [(torch.zeros(3, 2), torch.zeros(3)), TensorDataset(torch.zeros(3, 2), torch.zeros(3), torch.zeros(3))]
+        )
+    with pytest.raises(ValueError, match="client '0' has a dataset with no examples"):
+        Federation.from_clients([Subset(TensorDataset(torch.zeros(3, 2), torch.zeros(3)), [])])

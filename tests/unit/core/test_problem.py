@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from dqnfed.core.problem import LOSSES, SCORES, Problem, Task
+from dqnfed import DQNFed, Federation, run
+from dqnfed.core.problem import LOSSES, SCORES, Problem, Task, sampled
 from tests.helpers.bowls import linear_model, normal, small_network, task_of
 
 
@@ -146,3 +150,73 @@ def test_moving_a_problem_keeps_its_start() -> None:
     moved = problem.to("cpu")
     assert torch.equal(moved.theta0, problem.theta0)
     assert (moved.ridge, moved.loss_floor, moved.score_name) == (0.5, 0.1, "accuracy")
+
+
+class Wrapped(nn.Module):
+    """A module that returns its logits inside something else, as those of Hugging Face do."""
+
+    def __init__(self, wrap: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.wrap = wrap
+
+    def forward(self, inputs: Tensor) -> object:
+        return self.wrap(self.linear(inputs))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda x: {"loss": None, "logits": x}, lambda x: SimpleNamespace(logits=x)],
+    ids=["dict", "object"],
+)
+def test_models_that_return_their_logits_inside_something_train_as_the_bare_model(
+    wrap: Callable[[Tensor], object],
+) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    federation = Federation.from_clients([(x[:20], (x[:20, 0] > 0).long()), (x[20:], (x[20:, 1] > 0).long())])
+    module = Wrapped(wrap)
+    bare = Wrapped(lambda outputs: outputs)
+    bare.load_state_dict(module.state_dict())
+    found, expected = (run(DQNFed(), Problem.from_module(m), federation, rounds=4, seed=0) for m in (module, bare))
+    assert torch.equal(found.theta, expected.theta)
+
+
+def test_what_holds_no_logits_is_refused_with_its_keys() -> None:
+    federation = Federation.from_clients([(torch.zeros(8, 3), torch.arange(8) % 2)])
+    with pytest.raises(ValueError, match=r"returns a dict with 'scores', and not a tensor.*wrap it in a module"):
+        run(DQNFed(), Problem.from_module(Wrapped(lambda x: {"scores": x})), federation, rounds=1)
+
+
+def test_losses_are_named_freely_and_wrong_names_get_the_nearest() -> None:
+    module = nn.Linear(3, 2)
+    assert Problem.from_module(module, loss="cross_entropy").losses is Problem.from_module(module).losses
+    with pytest.raises(ValueError, match=r"but is 'squared-eror'\. Did you mean 'squared-error'"):
+        Problem.from_module(module, loss="squared-eror")
+    with pytest.raises(ValueError, match=r"must be a name.*Pass a function of your own as `losses=`"):
+        Problem.from_module(module, loss=nn.CrossEntropyLoss())  # type: ignore[arg-type]
+
+
+def made_up_task(n: int, padded: int) -> Task:
+    """Return a task whose inputs are its examples' numbers, with so many rows of padding behind them."""
+    places = torch.arange(padded)
+    return Task(places[:, None].float(), places, (places < n).float(), places[None], torch.zeros(0), torch.tensor(0.1))
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [(3, 3), (8, 8), (9, 8), (40, 8), (79, 8), (90, 9), (1000, 100)],
+)
+def test_a_sample_is_evenly_spaced_and_does_not_depend_on_padding(n: int, expected: int) -> None:
+    """One in ten, eight at least."""
+    chosen = []
+    for padded in (n, n + 1, 3 * n, 5000):
+        found = sampled(made_up_task(n, padded), every=10, least=8)
+        used = found.mask > 0
+        assert len(found.mask) <= max(8, padded // 10, n if padded == n and n <= 8 else 0)
+        assert torch.equal(found.inputs[:, 0].long(), found.targets)
+        chosen.append(found.targets[used].tolist())
+    assert all(places == chosen[0] for places in chosen)
+    assert len(set(chosen[0])) == len(chosen[0]) == expected
+    gaps = torch.tensor(chosen[0]).diff()
+    assert gaps.max() - gaps.min() <= 1
+    assert n - max(chosen[0]) < n / expected + 1

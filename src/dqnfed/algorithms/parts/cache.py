@@ -7,7 +7,7 @@ of it since is credited, so that the same is not asked for again and again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,31 +15,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort
-from dqnfed.core.replies import FloatArray
+from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.seeds import newest_last
-from dqnfed.maths.gramian import bordered, combine
+from dqnfed.maths.gramian import combine, cross_products
 
 IntArray = NDArray[np.int64]
 LEAST = 0.3  # of a rate stays when all of it was reached: a client that is asked again wants more
 SWEEPS = 4  # entries older than so many sweeps of the federation are dropped; by chance one in fifty is
+FREE = -1  # the number of the client whose slot nobody has
 
 
 class CacheState(NamedTuple):
-    """One row for each cached client; rows lie where theta is, the numbers about them on the host."""
+    """S slots, each free or with one client's last reply; rows lie where theta is, the numbers on the host."""
 
-    rows: Tensor  # [R, n]     gradients, or model changes of local training
-    rate: Tensor  # [R]        the decrease that the client asked for then
-    reached: Tensor  # [R]     g_j'(theta_j - theta): what the model has brought of it since
-    loss: Tensor  # [R]        at the model of that time
-    client: Tensor  # [R]
-    round: Tensor  # [R]       of the reply
-    products: Tensor  # [R, R] of the rows with each other
+    rows: Tensor  # [S, n]     gradients, or model changes of local training
+    rate: Tensor  # [S]        the decrease that the client asked for then
+    reached: Tensor  # [S]     g_j'(theta_j - theta): what the model has brought of it since
+    loss: Tensor  # [S]        at the model of that time
+    client: Tensor  # [S]      FREE: nobody's
+    round: Tensor  # [S]       of the reply
+    products: Tensor  # [S, S] of the rows with each other
+
+    @property
+    def used(self) -> Tensor:
+        """The rows up to the last slot that is not free, [R, n]."""
+        taken = np.flatnonzero(self.client.numpy() != FREE)
+        return self.rows[: int(taken[-1]) + 1 if len(taken) else 0]
 
 
 class Cut(NamedTuple):
-    """A cohort's replies, as the cache keeps them."""
+    """A cohort's replies beside their rows, as the cache keeps them."""
 
-    rows: Tensor  # [K, n]
     rates: FloatArray  # [K]
     reached: FloatArray  # [K]  by this round's step
     losses: FloatArray  # [K]
@@ -53,55 +59,73 @@ class Cache:
 
     def init(self, theta: Tensor) -> CacheState:
         """Return an empty cache."""
-        numbers, clients = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        return CacheState(
-            theta.new_zeros(0, len(theta)), numbers, numbers, numbers, clients, clients, numbers.view(0, 0)
-        )
+        numbers, rounds = torch.zeros(self.size, dtype=torch.float64), torch.zeros(self.size, dtype=torch.int64)
+        rows, products = theta.new_zeros(self.size, len(theta)), numbers.new_zeros(self.size, self.size)
+        return CacheState(rows, numbers, numbers, numbers, torch.full_like(rounds, FREE), rounds, products)
+
+    def emptied(self, state: CacheState) -> CacheState:
+        """Return the cache without any reply."""
+        return state._replace(client=torch.full_like(state.client, FREE))
 
     def absent(self, state: CacheState, cohort: Cohort) -> IntArray:
-        """Return the rows of clients that are not in the cohort."""
-        return np.flatnonzero(~np.isin(state.client.numpy(), cohort.clients.numpy()))
+        """Return the slots of clients that are not in the cohort."""
+        client = state.client.numpy()
+        return np.flatnonzero((client != FREE) & ~np.isin(client, cohort.clients.numpy()))
 
     def rates(self, state: CacheState, absent: IntArray) -> FloatArray:
-        """Return what is left of the rates of these rows."""
+        """Return what is left of the rates in these slots."""
         rate, reached = state.rate.numpy()[absent], state.reached.numpy()[absent]
         left = 1.0 - reached / np.where(rate > 0.0, rate, 1.0)
         return np.asarray(rate * np.clip(left, LEAST, 1.0))
 
     def combine(self, state: CacheState, absent: IntArray, weights: FloatArray) -> Tensor:
-        """Return the weighted sum of these rows."""
-        on_rows = np.zeros(len(state.rows))
+        """Return the weighted sum of the rows in these slots."""
+        on_rows = np.zeros(len(state.used))
         on_rows[absent] = weights
-        return combine(torch.from_numpy(on_rows), state.rows)
+        return combine(torch.from_numpy(on_rows), state.used)
 
     def moved(self, state: CacheState, change: FloatArray) -> CacheState:
-        """Return the cache after a step that changes g_j'(theta_j - theta) by `change` [R]."""
+        """Return the cache after a step that changes g_j'(theta_j - theta) by `change` [S]."""
         return state._replace(reached=state.reached + torch.from_numpy(change))
 
-    def insert(self, state: CacheState, cohort: Cohort, cut: Cut, products: FloatArray) -> CacheState:
+    def moved_by(self, state: CacheState, move: Tensor) -> CacheState:
+        """Return the cache after theta became theta + move."""
+        change = np.zeros(self.size)
+        change[: len(state.used)] = -cross_products(state.used, move[None]).numpy()[:, 0]
+        return self.moved(state, change)
+
+    def insert(
+        self, state: CacheState, cohort: Cohort, replies: Replies[Any], cut: Cut, products: FloatArray
+    ) -> CacheState:
         """Return the cache with the cohort's replies; the oldest others are dropped where it would overflow.
 
-        `products` [K, K + R] are those of the replies with each other and with the cached rows.
+        `products` [K, K + R] are those of the replies with each other and with the rows of the slots in use.
         """
         stay, chosen = self._kept(state, cohort)
-        old, new, place = torch.from_numpy(stay), torch.from_numpy(chosen), state.rows.device
-        rows = state.rows.new_empty(len(old) + len(new), state.rows.shape[1])  # filled once: these are the most bytes
-        torch.index_select(state.rows, 0, old.to(place, non_blocking=True), out=rows[: len(old)])
-        torch.index_select(cut.rows.to(rows.dtype), 0, new.to(place, non_blocking=True), out=rows[len(old) :])
-        crossed = products[np.ix_(chosen, len(cohort.clients) + stay)]
-        A, C = state.products.numpy()[np.ix_(stay, stay)], products[np.ix_(chosen, chosen)]
+        slots = np.setdiff1d(np.arange(self.size), stay)[: len(chosen)]
+        among, n_used, K = state.products.numpy().copy(), len(state.used), len(cohort.clients)
+        among[slots, :n_used] = products[chosen, K:]
+        among[:n_used, slots] = products[chosen, K:].T
+        among[np.ix_(slots, slots)] = products[np.ix_(chosen, chosen)]
+        client = torch.full_like(state.client, FREE)
+        client[stay] = state.client[stay]
+        there, new = torch.from_numpy(slots), torch.from_numpy(chosen)
+
+        def replaced(values: Tensor, by: FloatArray) -> Tensor:
+            return values.index_copy(0, there, torch.from_numpy(by)[new])
+
         return CacheState(
-            rows,
-            torch.cat([state.rate[old], torch.tensor(cut.rates)[new]]),
-            torch.cat([state.reached[old], torch.tensor(cut.reached)[new]]),
-            torch.cat([state.loss[old], torch.tensor(cut.losses)[new]]),
-            torch.cat([state.client[old], cohort.clients[new]]),
-            torch.cat([state.round[old], torch.full_like(new, cohort.round)]),
-            torch.from_numpy(bordered(A, crossed.T, C)),
+            replies.put("gradient", new, state.rows, there),
+            replaced(state.rate, cut.rates),
+            replaced(state.reached, cut.reached),
+            replaced(state.loss, cut.losses),
+            client.index_copy(0, there, cohort.clients[new]),
+            state.round.index_fill(0, there, cohort.round),
+            torch.from_numpy(among),
         )
 
     def _kept(self, state: CacheState, cohort: Cohort) -> tuple[IntArray, IntArray]:
-        """Return which cached rows and which replies are kept: the newest ones."""
+        """Return which slots keep their rows and which replies are kept: the newest ones."""
         K, client, round = len(cohort.clients), state.client.numpy(), state.round.numpy()
         stay = self.absent(state, cohort)
         stay = stay[cohort.round - round[stay] < SWEEPS * -(-cohort.n_clients // K)]

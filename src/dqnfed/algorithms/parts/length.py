@@ -19,7 +19,7 @@ from dqnfed.core.algorithm import Cohort, ServerStep, Status
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.trust import Trust
 from dqnfed.maths import step_length
-from dqnfed.maths.gramian import cross_products, norm_of
+from dqnfed.maths.gramian import norm_of
 from dqnfed.maths.solvers import BoolArray
 
 RULES = ("auto", "votes", "curvature", "line-search", "match", "fixed", "diminishing", "paper")
@@ -170,13 +170,12 @@ def moved(parts: Parts, server: DescentServer, alpha: float, cohort: Cohort, not
 
 def retreated(parts: Parts, server: DescentServer, mean: Mean, factor: float) -> Step:
     """Take the last step back: it made the clients' losses jump; the next one is shorter by the factor."""
-    back = cross_products(server.cache.rows, (server.theta - server.theta_before)[None]).numpy()[:, 0]
     after = _between_steps(parts, server, nan)._replace(
         theta=server.theta_before,
         theta_before=server.theta,
         step_norm=server.step_norm / factor,
         metric=server.metric._replace(before=mean),
-        cache=parts.cache.moved(server.cache, back),
+        cache=parts.cache.moved_by(server.cache, server.theta_before - server.theta),
         votes=parts.votes.shortened(server.votes, factor),
     )
     return ServerStep(after, Status.NEXT, {"retreat": factor})
@@ -189,7 +188,7 @@ def restarted(parts: Parts, server: DescentServer) -> Step:
         theta=server.theta_start,
         theta_before=server.theta,
         step_norm=server.step_norm / RESTART,
-        cache=parts.cache.init(server.theta),
+        cache=parts.cache.emptied(server.cache),
         votes=votes._replace(losses=votes.losses * nan, depth=0 * votes.depth, depths=0 * votes.depths),
     )
     return ServerStep(after, Status.NEXT, {"restart": RESTART})

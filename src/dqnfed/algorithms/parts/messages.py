@@ -91,7 +91,7 @@ class DescentUpdate(NamedTuple):  # where curvatures set the step length
 
 class LocalUpdate(NamedTuple):
     gradient: Tensor  # [n]  theta before the local epochs minus theta after them, in the gradient's place
-    loss: Tensor  # []       at the model that was sent
+    loss: Tensor  # []       at the model that was sent, over every tenth of the client's examples, 64 at least
 
 
 class ProbeUpdate(NamedTuple):

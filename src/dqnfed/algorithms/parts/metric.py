@@ -1,18 +1,28 @@
-"""The metric in which the server's step is shortest: L-BFGS of the mean loss, or the identity."""
+"""The rows that a step is made for, and the metric in which it is shortest: L-BFGS of the mean loss, or identity."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dqnfed.algorithms.parts.cache import IntArray
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.maths import quasi_newton as qn
-from dqnfed.maths.gramian import cross_products, gramian
+from dqnfed.maths.gramian import bordered, cross_products, gramian
+from dqnfed.maths.solvers import Common
+
+if TYPE_CHECKING:
+    from dqnfed.algorithms.parts.length import Parts
+    from dqnfed.algorithms.parts.messages import DescentServer
+
+WantedRates = Callable[[Replies[Any], FloatArray, FloatArray, FloatArray], FloatArray]
 
 
 class Mean(NamedTuple):
@@ -70,15 +80,71 @@ class Metric:
         members = torch.zeros(n_clients, dtype=torch.bool).index_copy(0, cohort.clients, kept)
         return Mean(replies.mean("gradient", kept.double()), members)
 
-    def gram(self, state: MetricState, GG: FloatArray, on_pairs: FloatArray, cached: Tensor, absent: Any) -> FloatArray:
-        """Return G W^-1 G' from G G' (of replies, then of absent clients) and the replies' products with the pairs."""
+    def gram(self, state: MetricState, GG: FloatArray, on_pairs: FloatArray) -> FloatArray:
+        """Return G W^-1 G' from G G' and the products of the same rows with the pairs."""
         if not self.memory:
             return GG
         pairs = torch.cat([state.pairs.s, state.pairs.y])
-        if len(absent):
-            on_pairs = np.concatenate([on_pairs, cross_products(cached, pairs).numpy()[absent]])
         return qn.metric_gramian(GG, on_pairs, qn.compact_inverse(gramian(pairs).numpy(), int(state.pairs.n_pairs)))
 
     def apply(self, state: MetricState, v: Tensor) -> Tensor:
         """Return W^-1 v."""
         return qn.lbfgs_inverse_product(state.pairs, v) if self.memory else v
+
+
+class Rows(NamedTuple):
+    """K replies, then the cached rows of A absent clients."""
+
+    K: int
+    GG: FloatArray  # [K + A, K + A]
+    gram: FloatArray  # [K + A, K + A] in the metric
+    rates: FloatArray  # [K + A]
+    losses: FloatArray  # [K + A]
+    absent: IntArray  # [A] slots of the cache
+    on_cache: FloatArray  # [K, K + R] products of the replies with each other and with the rows of slots in use
+    along: FloatArray  # [K] products with the last step
+
+
+def gathered_rows(
+    parts: Parts,
+    server: DescentServer,
+    replies: Replies[Any],
+    cohort: Cohort,
+    losses: FloatArray,
+    wanted_rates: WantedRates,
+) -> Rows:
+    """Return the rows that the step is made for; what the replies ask for is `wanted_rates` of them."""
+    cache, pairs, K = server.cache, server.metric.pairs, len(replies)
+    used, last = cache.used if parts.cache.size else cache.rows, server.theta_before - server.theta
+    products = replies.gram("gradient", (used, last[None], pairs.s, pairs.y))
+    on_cache, along, on_pairs = np.split(products, [K + len(used), K + len(used) + 1], axis=1)
+    GG, absent = on_cache[:, :K], np.zeros(0, dtype=np.int64)
+    left = others = np.zeros(0)
+    if parts.cache.size:
+        absent = parts.cache.absent(cache, cohort)
+        left = parts.cache.rates(cache, absent)
+        among = cache.products.numpy()[np.ix_(absent, absent)]
+        GG = bordered(GG, on_cache[:, K + absent], among)
+        others = cache.rate.numpy()[absent] / np.maximum(np.diagonal(among), np.finfo(np.float64).tiny)
+        if len(pairs.s):
+            of_cached = cross_products(used, torch.cat([pairs.s, pairs.y])).numpy()
+            on_pairs = np.concatenate([on_pairs, of_cached[absent]])
+    rates = wanted_rates(replies, np.diagonal(GG)[:K], others, losses - float(server.votes.floor))
+    return Rows(
+        K,
+        GG,
+        parts.metric.gram(server.metric, GG, on_pairs),
+        np.concatenate([rates, left]),
+        np.concatenate([losses, cache.loss.numpy()[absent]]),
+        absent,
+        on_cache,
+        along[:, 0],
+    )
+
+
+def step_notes(rows: Rows, found: Common, norm: float) -> dict[str, float]:
+    """Return what is written down about a step with these weights."""
+    slopes, asked = rows.gram @ found.weights, (rows.rates > 0) & found.served
+    worst = float((slopes[asked] / rows.rates[asked]).min(initial=inf)) if norm > 0 else 0.0
+    active, beyond = float(np.count_nonzero(found.weights)), float(found.beyond)
+    return {"active": active, "worst_rate_met": worst if isfinite(worst) else 0.0, "beyond": beyond}

@@ -16,8 +16,10 @@ from dqnfed.maths.step_length import loss_ratio, votes_for_longer
 GAIN = 0.3  # of log m by the votes, 1 / t after step t < 4: a factor of e^0.15 a round if all agree
 LIMIT = 9.0  # of |log m|
 RISE = 1.3  # of the losses of clients that were here before: above it m is halved
-JUMP_ALL = 1.2  # of the losses by one step if all clients are here: above it the step is taken back
-JUMP = 2.0  # with part of them: a draw of other clients raises losses too, though nothing is wrong
+RISE_ALL = 1.1  # if all clients are here
+JUMP = 2.0  # of the losses by one step: above it the step is taken back; another draw of clients raises losses too
+JUMP_ALL = 1.2  # if all clients are here
+JUMP_EXACT = 1.05  # and their rows are gradients: nothing but the step has raised the losses
 GROWTH = 3.0  # of a step by its successor at most, with all clients
 FEW = 10  # clients, or three quarters of them: until so many are known m does not rise above its start
 
@@ -36,7 +38,7 @@ class Votes:
     """
 
     first_m: float = 1.0  # before the first vote
-    slow_start: bool = False  # whether steps are shorter while few clients are known
+    gradients: bool = False  # whether rows are gradients; steps are then shorter while few clients are known
     robust: bool = False  # whether a single client's loss may matter only so much
 
     def init(self, n_clients: int, floor: float) -> VotesState:
@@ -58,7 +60,8 @@ class Votes:
         """Return by which factor steps must be shorter if the last one is to be taken back; 1: it is not."""
         if float(state.alpha) == 0.0 or bool(state.is_back):
             return 1.0
-        jump = JUMP_ALL if len(cohort.clients) == cohort.n_clients else JUMP
+        exact = self.gradients and not self.robust  # robust losses do not tell a rise by less than JUMP_ALL
+        jump = (JUMP_EXACT if exact else JUMP_ALL) if _is_all(cohort) else JUMP
         known, usual = state.losses[cohort.clients].numpy(), float(state.losses.nanmean())
         is_known, steps = np.isfinite(known), int(state.depth) - state.depths[cohort.clients].numpy()
         before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
@@ -71,15 +74,19 @@ class Votes:
     def is_above_start(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> bool:
         """Return whether losses now and at the last replies are clearly above the same clients' at the start model.
 
-        Where they were low until the last step, it is enough to take that step back.
+        Where they were low until the last step, it is enough to take that step back. While few clients are known one
+        that is asked for the first time counts with the largest loss that is known of the start model.
         """
         starts, before = state.starts[cohort.clients].numpy(), state.losses[cohort.clients].numpy()
-        known = np.isfinite(starts)
-        if float(state.alpha) == 0.0 or bool(state.is_back) or not known.any():
+        known = state.starts[state.starts.isfinite()]
+        if float(state.alpha) == 0.0 or bool(state.is_back) or not len(known):
             return False
-        lower = np.fmin(losses - float(state.floor), before)[known]  # NaN: no reply since the last restart
-        jump = JUMP_ALL if len(starts) == cohort.n_clients else JUMP
-        return not loss_ratio(lower, starts[known], robust=self.robust) <= jump
+        if int(state.losses.isfinite().sum()) < enough_clients(cohort.n_clients):
+            starts = np.where(np.isfinite(starts) | np.isfinite(before), starts, float(known.max()))
+        counts = np.isfinite(starts)
+        lower = np.fmin(losses - float(state.floor), before)[counts]  # NaN: no reply since the last restart
+        jump = JUMP_ALL if _is_all(cohort) else JUMP
+        return bool(counts.any()) and not loss_ratio(lower, starts[counts], robust=self.robust) <= jump
 
     def shortened(self, state: VotesState, factor: float) -> VotesState:
         """Return the state after the last step was taken back."""
@@ -98,7 +105,8 @@ class Votes:
         known, now = state.losses[cohort.clients].numpy(), losses - float(state.floor)
         share, again = votes_for_longer(along, now, known), np.isfinite(known)
         log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
-        if again.any() and not loss_ratio(now[again], known[again], robust=self.robust) <= RISE:
+        rise = RISE_ALL if _is_all(cohort) and not self.robust else RISE
+        if again.any() and not loss_ratio(now[again], known[again], robust=self.robust) <= rise:
             log_m -= log(2.0)
         highest = LIMIT if n_known >= enough_clients(cohort.n_clients) else 0.0
         return state._replace(log_m=torch.tensor(min(max(log_m, -LIMIT), highest), dtype=torch.float64)), share
@@ -110,7 +118,7 @@ class Votes:
         """
         if bool(state.is_back):
             return 1.0
-        if isnan(share) or len(cohort.clients) < cohort.n_clients:
+        if isnan(share) or not _is_all(cohort):
             return inf
         return share + 0.5 if share < 0.5 else GROWTH
 
@@ -121,6 +129,10 @@ class Votes:
         m, last = self.first_m * exp(float(state.log_m)), float(state.alpha)
         alpha = (min(m, 1.0) if beyond else m) * ratio
         enough = enough_clients(cohort.n_clients)
-        if self.slow_start and n_known < enough:  # the second factor: the same clients were asked again
+        if self.gradients and n_known < enough:  # the second factor: the same clients were asked again
             alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
         return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha
+
+
+def _is_all(cohort: Cohort) -> bool:
+    return len(cohort.clients) == cohort.n_clients

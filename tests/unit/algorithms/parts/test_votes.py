@@ -94,6 +94,15 @@ def test_losses_that_rise_by_more_than_three_tenths_halve_m() -> None:
     assert just_so == pytest.approx(-0.15 - math.log(2.0))
 
 
+def test_with_all_clients_a_rise_by_more_than_a_tenth_halves_m() -> None:
+    """Steps that are too long and too short in turn would leave m where it is otherwise."""
+    state = after_a_step(1.0, 1.0, 2.0, 2.0, n_clients=4)
+    for last, log_m in ((2.19, -0.15), (2.21, -0.15 - math.log(2.0))):
+        losses, everybody = np.array([1.1, 1.1, 2.2, last]), cohort(4, n_clients=4)
+        found, _ = Votes().counted(state, -np.ones(4), losses, everybody, 9, 4)
+        assert float(found.log_m) == pytest.approx(log_m)
+
+
 def test_clients_that_are_new_have_no_part_in_that() -> None:
     """Two clients are known and gained, two are new and have large losses."""
     log_m, share = counted(after_a_step(1.0, 1.0), [1.0] * 4, [0.9, 0.9, 50.0, 50.0])
@@ -178,13 +187,13 @@ def test_a_step_is_m_times_the_clients_mean_step() -> None:
 )
 def test_steps_are_shorter_while_few_clients_are_known(n_known: int, n_steps: int, share: float) -> None:
     state = after_a_step(1.0)
-    assert length(Votes(slow_start=True), state, 1.0, n_known=n_known, n_steps=n_steps) == pytest.approx(share)
+    assert length(Votes(gradients=True), state, 1.0, n_known=n_known, n_steps=n_steps) == pytest.approx(share)
     assert length(Votes(), state, 1.0, n_known=n_known, n_steps=n_steps) == 1.0
 
 
 @pytest.mark.parametrize(("n_clients", "enough"), [(4, 3), (8, 6), (11, 9), (12, 9), (13, 10), (40, 10)])
 def test_steps_have_their_length_once_three_quarters_or_ten_clients_are_known(n_clients: int, enough: int) -> None:
-    votes, state, present = Votes(slow_start=True), after_a_step(1.0), cohort(1, n_clients=n_clients)
+    votes, state, present = Votes(gradients=True), after_a_step(1.0), cohort(1, n_clients=n_clients)
     assert length(votes, state, 1.0, n_known=enough, n_steps=50, cohort=present) == 1.0
     known = enough - 1
     assert length(votes, state, 1.0, n_known=known, n_steps=0, cohort=present) == pytest.approx(known / enough)
@@ -251,13 +260,22 @@ def test_losses_at_the_start_model_are_those_of_replies_there() -> None:
     np.testing.assert_array_equal(later.losses, [2.0, 0.5, 0.5, 0.5, NAN, NAN])
 
 
-@pytest.mark.parametrize(("K", "jump"), [(4, 2.0), (N_CLIENTS - 1, 2.0), (N_CLIENTS, 1.2)])
+@pytest.mark.parametrize(
+    ("K", "gradients", "jump"),
+    [
+        (4, False, 2.0),
+        (4, True, 2.0),
+        (N_CLIENTS - 1, False, 2.0),
+        (N_CLIENTS, False, 1.2),
+        (N_CLIENTS, True, 1.05),
+    ],
+)
 @pytest.mark.parametrize("n_steps", [1, 2, 7])
 def test_a_step_is_taken_back_if_losses_jump_by_more_than_the_steps_since_allow(
-    K: int, jump: float, n_steps: int
+    K: int, gradients: bool, jump: float, n_steps: int
 ) -> None:
-    """By 1 a step, and by 0.2 if everybody is here, since the draw of the clients changes nothing then."""
-    votes, draw = Votes(), np.random.default_rng(K)
+    """By 1 a step, by 0.2 if everybody is here, since the draw changes nothing then, and by 0.05 with gradients."""
+    votes, draw = Votes(gradients=gradients), np.random.default_rng(K)
     state = after_a_step(*draw.permutation(np.linspace(1.0, 3.0, K)), n_steps=n_steps)
     limit, losses = 1.0 + (jump - 1.0) * n_steps, draw.permutation(np.linspace(0.0, 4.0, K))  # the mean is the same
     for factor, is_taken_back in ((limit - 1e-6, False), (limit + 1e-6, True)):
@@ -387,15 +405,24 @@ def test_after_a_return_the_losses_now_are_all_that_is_known() -> None:
         assert votes.is_above_start(state, np.full(4, loss), cohort()) is is_above
 
 
-def test_clients_whose_loss_at_the_start_is_not_known_have_no_part_in_that() -> None:
+def test_clients_that_were_first_asked_after_a_step_have_no_part_in_that() -> None:
     """Clients 0 to 3 replied at the start, 4 to 7 after a step; all had high losses at their last reply."""
     votes, huge, fine, bad = Votes(), [1e9] * 2, [1.9] * 2, [2.1] * 2
     state = after_a_step(*[1.0] * 4)
     state = stepped(votes.record(state, np.full(8, 1e9), cohort(8)))
     assert not votes.is_above_start(state, np.array(fine + huge), cohort(first=2))
     assert not votes.is_above_start(state, np.array(huge + huge), cohort(first=4))
-    assert not votes.is_above_start(state, np.array(huge + huge), cohort(first=8))
     assert votes.is_above_start(state, np.array(bad + [0.0] * 2), cohort(first=2))
+
+
+def test_a_client_that_is_asked_for_the_first_time_counts_with_the_largest_loss_at_the_start() -> None:
+    """Its own is not known; what was never so high there says that the way since was wrong."""
+    votes, state = Votes(), after_a_step(1.0, 3.0)
+    for loss, is_above in ((5.9, False), (6.1, True), (NAN, True)):
+        assert votes.is_above_start(state, np.full(2, loss), cohort(2, first=4)) is is_above
+    assert not votes.is_above_start(state, np.array([0.5, 7.4]), cohort(2, first=1))  # 7.9 of two clients with 3 and 3
+    many = after_a_step(*[3.0] * 10)
+    assert not votes.is_above_start(many, np.full(2, 9.0), cohort(2, first=12))  # ten are known: a step back will do
 
 
 def test_at_the_start_nothing_is_above_it() -> None:
