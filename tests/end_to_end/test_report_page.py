@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -355,3 +356,34 @@ def test_the_live_page_shows_new_rounds_without_a_reload(browser: "Chrome", tmp_
         assert console_errors(browser) == []
     finally:
         live.close()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, False), (360, True)])
+def test_a_reader_sees_first_what_joining_brings_each_hospital(
+    browser: "Chrome", tmp_path: Path, width: int, dark: bool
+) -> None:
+    """Four long names, all methods: the sentence stands above the bars, and nothing is cut or covered."""
+    write_comparison(
+        tmp_path, algorithms=("local-only", "pooled", "fedavg", "dqn-fed"), seeds=(0, 1, 2), rounds=5, n_clients=4
+    )
+    open_page(browser, write_report([tmp_path], tmp_path / "report.html").as_uri(), width=width, dark=dark)
+    lead = ask(browser, "document.querySelector('.lead').innerText")
+    assert "of 4 clients gain" in lead
+    boxes = ask(
+        browser,
+        "[...document.querySelectorAll('.lead, .found p, .bar-row, .told li')].map((e) => e.getBoundingClientRect())"
+        ".map((b) => [b.left, b.top, b.right, b.bottom])",
+    )
+    assert len(boxes) == 1 + 1 + 4 + 4
+    for (_, _, right, bottom), (left, top, _, _) in pairwise(boxes):
+        assert right <= width
+        assert bottom <= top + 1
+        assert left >= 0
+    cut = ask(
+        browser,
+        "[...document.querySelectorAll('#first-0 *')].filter((e) => e.scrollWidth > e.clientWidth + 1 && "
+        "getComputedStyle(e).display !== 'inline').map((e) => e.className)",
+    )
+    assert cut == []
+    assert ask(browser, "document.documentElement.scrollWidth") <= width
+    assert serious_violations(browser) == []

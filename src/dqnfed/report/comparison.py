@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 from dqnfed.report.reader import Problem, Run
 
 DISPLAY = {  # names as the papers print them, in the order of a table; a method not listed keeps its own name
+    "local-only": "Local only",
+    "pooled": "Pooled",
     "fedavg": "FedAvg",
     "fedprox": "FedProx",
     "scaffold": "SCAFFOLD",
@@ -17,6 +20,9 @@ DISPLAY = {  # names as the papers print them, in the order of a table; a method
     "fedavgm": "FedAvgM",
     "fedvarp": "FedVARP",
     "fedexp": "FedExP",
+    "fedyogi": "FedYogi",
+    "feddyn": "FedDyn",
+    "mifa": "MIFA",
     "qffl": "q-FFL",
     "q-ffl": "q-FFL",
     "q-fedavg": "q-FedAvg",
@@ -33,6 +39,21 @@ DISPLAY = {  # names as the papers print them, in the order of a table; a method
     "agnostic-fair": "AgnosticFair",
     "fcfl": "FCFL",
     "adafed": "AdaFed",
+    "propfair": "PropFair",
+    "vred": "VRed",
+    "semi-vred": "Semi-VRed",
+    "eagle": "EAGLE",
+    "gifair": "GIFAIR",
+    "feddg-ga": "FedDG-GA",
+    "fedgini": "FedGini",
+    "drfl": "DRFL",
+    "fedism": "FedISM",
+    "aaggff": "AAggFF",
+    "fedeba-plus": "FedEBA+",
+    "fedmdfg": "FedMDFG",
+    "fairmoo": "FairMOO",
+    "fedce": "FedCE",
+    "fedpw": "FedPW",
     "fedcorr": "FedCorr",
     "newton": "Newton",
     "distributed-newton": "Distributed Newton",
@@ -56,6 +77,7 @@ DISPLAY = {  # names as the papers print them, in the order of a table; a method
     "dqn-fed": "DQN-Fed",
 }
 ORDER = tuple(DISPLAY)
+REFERENCES = ("local-only", "pooled")  # what federated methods are compared with
 # what makes a method another method; how often it was measured, and on which machine it ran, does not
 METHOD_BLOCKS = ("algorithm", "train", "policy")
 METHOD_SETTINGS = {("run", "dtype"), ("eval", "part")}
@@ -92,12 +114,13 @@ class Experiment(NamedTuple):
 
     @property
     def focus(self) -> int:
-        """Position of the method that the page looks at first: DQN-Fed, or the one with the highest mean."""
+        """Position of the method that the page looks at first: DQN-Fed, or the federated one with the highest mean."""
         names = [method.algorithm for method in self.methods]
         if "dqn-fed" in names:
             return names.index("dqn-fed")
-        means = [method.runs[0].measures().get("mean", 0.0) for method in self.methods]
-        return means.index(max(means))
+        means = [method.runs[0].measures().get("mean", -math.inf) for method in self.methods]
+        federated = [i for i, name in enumerate(names) if name not in REFERENCES] or list(range(len(names)))
+        return max(federated, key=lambda i: means[i] if math.isfinite(means[i]) else -math.inf)
 
 
 class Grouped(NamedTuple):

@@ -56,7 +56,8 @@ def significance_html(experiment: Experiment) -> str:
     ]
     caption = (
         f"Difference from {experiment.methods[reference].label} over shared seeds, with its 95 % interval. "
-        "p: Student's paired test, two-sided, adjusted for the number of methods (Holm); bold below 0.05."
+        "p: Student's paired test, two-sided; bold below 0.05. Both are adjusted for the number of methods (Holm), so "
+        "that an interval leaves 0 out where p is below 0.05."
     )
     return "<h3>Is the difference more than luck?</h3>" + _table(caption, heads, rows, style="paired")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from dqnfed.report import html_tables, sections
+from dqnfed.report import client_bars, headline, html_tables, sections
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
@@ -127,7 +127,8 @@ def _tables(experiment: Experiment) -> dict[str, str]:
     by_size = tabulate(experiment, weighted=True, columns=PAGE_COLUMNS)
     score = f"Test {experiment.score}"
     return {
-        "findings": f'<p class="lead">{escape(sections.findings(experiment))}</p>',
+        "findings": _findings_html(experiment),
+        "bars": client_bars.clients_html(experiment),
         "equal": html_tables.fairness_html(
             tabulate(experiment, columns=PAGE_COLUMNS), caption=f"{score} over clients{seeds}."
         ),
@@ -138,6 +139,12 @@ def _tables(experiment: Experiment) -> dict[str, str]:
         "groups": html_tables.groups_html(experiment),
         "classes": html_tables.classes_html(experiment),
     }
+
+
+def _findings_html(experiment: Experiment) -> str:
+    first, *others = headline.findings(experiment)
+    rest = "".join(f"<p>{escape(sentence)}</p>" for sentence in others)
+    return f'<p class="lead">{escape(first)}</p><div class="found">{rest}</div>'
 
 
 def _experiment_select(content: Content) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from dqnfed.report.comparison import Experiment, settings
 from dqnfed.report.reader import Problem
-from dqnfed.report.tables import Cell, tabulate
 
 
 def facts(experiment: Experiment) -> str:
@@ -21,36 +19,6 @@ def facts(experiment: Experiment) -> str:
         count(max(run.planned_rounds for run in experiment.runs), "round"),
     ]
     return " · ".join(counts)
-
-
-def findings(experiment: Experiment) -> str:
-    """Return in words who is best on average, who serves the worst-off best, and how far apart that is."""
-    table = tabulate(experiment, columns=("mean", "worst10"))
-    known = [row for row in table.rows if math.isfinite(row.cells[0].mean)]
-    if not known:
-        return f"No {experiment.score} has been measured yet."
-    best = max(known, key=lambda row: row.cells[0].mean)
-    fairest = max(known, key=lambda row: row.cells[1].mean)
-
-    def said(cell: Cell) -> str:
-        return f"{cell.mean:.1f}\N{NO-BREAK SPACE}%" if experiment.score == "accuracy" else f"{cell.mean:.4g}"
-
-    if len(known) == 1:
-        return (
-            f"{best.method.label} reaches a mean {experiment.score} of {said(best.cells[0])}; "
-            f"its worst tenth of clients gets {said(best.cells[1])}."
-        )
-    if best is fairest:
-        second = max((row for row in known if row is not best), key=lambda row: row.cells[1].mean)
-        return (
-            f"{best.method.label} has the highest mean {experiment.score} ({said(best.cells[0])}) and serves the worst "
-            f"tenth of clients best ({said(best.cells[1])}; next: {second.method.label} with {said(second.cells[1])})."
-        )
-    return (
-        f"{best.method.label} has the highest mean {experiment.score} ({said(best.cells[0])}), but "
-        f"{fairest.method.label} serves the worst tenth of clients best: {said(fairest.cells[1])} against "
-        f"{said(best.cells[1])}."
-    )
 
 
 def settings_html(experiment: Experiment) -> str:

@@ -18,8 +18,9 @@ class Paired(NamedTuple):
     difference: float
     low: float  # 95 % confidence interval of the difference
     high: float
-    p: float  # two-sided; adjusted for the number of methods by `against_reference`
+    p: float  # two-sided; interval and p are adjusted for the number of methods by `against_reference`
     n_seeds: int
+    error: float = 0.0  # standard error of the difference
 
 
 def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired | None:
@@ -39,7 +40,7 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     if error <= 1e-12 * max(1.0, abs(mean)):
         return Paired(mean, mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0, n)
     reach = float(special.stdtrit(n - 1, 0.975)) * error
-    return Paired(mean, mean - reach, mean + reach, float(2 * special.stdtr(n - 1, -abs(mean / error))), n)
+    return Paired(mean, mean - reach, mean + reach, float(2 * special.stdtr(n - 1, -abs(mean / error))), n, error)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -52,16 +53,33 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def adjusted(found: Sequence[Paired]) -> list[Paired]:
+    """Return the comparisons with p-values adjusted by Holm's rule, and intervals by the factor that each p-value has.
+
+    An interval at level 1 - 0.05 / factor leaves 0 out exactly where the adjusted p-value is below 0.05.
+    """
+    order = sorted(range(len(found)), key=lambda i: found[i].p)
+    ps, widened, factor = holm([paired.p for paired in found]), list(found), 1.0
+    running = 0.0
+    for rank, i in enumerate(order):
+        paired = found[i]
+        running = max(running, (len(found) - rank) * paired.p)
+        factor = running / paired.p if paired.p > 0 else float(len(found) - rank)
+        reach = float(special.stdtrit(paired.n_seeds - 1, 1 - 0.025 / factor)) * paired.error
+        middle = paired.difference
+        widened[i] = paired._replace(p=ps[i], low=middle - reach, high=middle + reach)
+    return widened
+
+
 def against_reference(experiment: Experiment, measure: str, reference: int) -> list[Paired | None]:
-    """Return every method's paired difference from the reference method, p-values adjusted by Holm's rule."""
+    """Return every method's paired difference from the reference method, adjusted for their number by Holm's rule."""
     base = _by_seed(experiment.methods[reference], measure)
     found = [
         None if i == reference else paired_difference(_by_seed(method, measure), base)
         for i, method in enumerate(experiment.methods)
     ]
-    tested = [i for i, paired in enumerate(found) if paired is not None]
-    adjusted = dict(zip(tested, holm([p.p for p in found if p is not None]), strict=True))
-    return [None if paired is None else paired._replace(p=adjusted[i]) for i, paired in enumerate(found)]
+    tested = iter(adjusted([paired for paired in found if paired is not None]))
+    return [None if paired is None else next(tested) for paired in found]
 
 
 def _by_seed(method: Method, measure: str) -> dict[int, float]:

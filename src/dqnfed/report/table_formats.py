@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dqnfed.experiments.paper import PrintedTable, printed_table
+from dqnfed.experiments.paper import PAPER_SEEDS, PrintedTable, paper_rounds, printed_table
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.impossible import impossible_values
-from dqnfed.report.measures import Measure
+from dqnfed.report.measures import MEASURE, Measure
 from dqnfed.report.reader import read_runs
+from dqnfed.report.significance import against_reference
 from dqnfed.report.tables import MISSING, Cell, FairnessTable, tabulate
 
 MARK = "†"
@@ -32,6 +33,10 @@ class Compared(NamedTuple):
     table: FairnessTable
     source: PrintedTable | None
     printed: tuple[tuple[Printed | None, ...], ...]
+    score: str = "accuracy"
+    made: str = ""  # how many rounds and seeds, and the paper's where they are others
+    reference: str = ""  # the method that the others are tested against; "": no two seeds are shared
+    differs: tuple[tuple[bool, ...], ...] = ()  # whether the paired test tells the method from the reference
 
     def has_paper(self, i: int) -> bool:
         """Whether the paper prints anything in column i."""
@@ -48,25 +53,48 @@ class Compared(NamedTuple):
         ]
 
 
-def table_text(paths: Iterable[Path], form: str, *, weighted: bool = False) -> str:
-    """Return the tables of all experiments at or below the paths as `latex`, `markdown` or `csv`."""
+def table_text(paths: Iterable[Path], form: str, *, weighted: bool = False, columns: Sequence[str] = ()) -> str:
+    """Return the tables of all experiments at or below the paths as `latex`, `markdown` or `csv`; in these columns."""
     if form not in FORMS:
         raise ValueError(f"a table is written as one of {', '.join(FORMS)}, but {form!r} was asked for.")
+    for key in columns:
+        if key not in MEASURE and key != "seconds" and not key.startswith("class:"):
+            raise ValueError(f"a table has no column {key!r}; there are {', '.join(MEASURE)}, seconds and class:NAME.")
     reading = read_runs(paths)
     if not reading.runs:
         reasons = "; ".join(map(str, reading.problems)) or "no folder was given"
         raise ValueError(f"there is no run to tabulate: {reasons}. Give a run folder, or a folder above run folders.")
-    return FORMS[form]([compared(experiment, weighted=weighted) for experiment in group(reading.runs).experiments])
+    experiments = group(reading.runs).experiments
+    return FORMS[form]([compared(experiment, weighted=weighted, columns=columns) for experiment in experiments])
 
 
-def compared(experiment: Experiment, *, weighted: bool = False) -> Compared:
-    """Return an experiment's table in the columns of the paper's table for it, or in all columns if there is none."""
+def compared(experiment: Experiment, *, weighted: bool = False, columns: Sequence[str] = ()) -> Compared:
+    """Return an experiment's table in these columns; by default in those of the paper's table for it, else in all."""
     source = None if weighted else printed_table(experiment.runs[0].experiment)
-    table = tabulate(experiment, weighted=weighted, columns=_columns(source))
+    table = tabulate(experiment, weighted=weighted, columns=columns or _columns(source))
     entries = tuple(
         tuple(_printed(source, row.method.algorithm, measure.key) for measure in table.columns) for row in table.rows
     )
-    return Compared(table, source, entries)
+    tested = [] if weighted else [key for key in (measure.key for measure in table.columns) if key in MEASURE]
+    found = {key: against_reference(experiment, key, experiment.focus) for key in tested}
+    differs = tuple(
+        tuple((paired := found.get(m.key, [None] * (i + 1))[i]) is not None and paired.p < 0.05 for m in table.columns)
+        for i in range(len(table.rows))
+    )
+    has_test = any(paired is not None for column in found.values() for paired in column)
+    reference = experiment.methods[experiment.focus].label if has_test else ""
+    return Compared(table, source, entries, experiment.score, _made(experiment, source), reference, differs)
+
+
+def _made(experiment: Experiment, source: PrintedTable | None) -> str:
+    """Return how many rounds and seeds the table is of, and the rounds of the paper's experiment if they are others."""
+    rounds = sorted({run.n_rounds for run in experiment.runs})
+    text = f"{' or '.join(f'{n:,}' for n in rounds)} rounds, {len(experiment.seeds)} seed"
+    text += "" if len(experiment.seeds) == 1 else "s"
+    planned = None if source is None else paper_rounds(source)
+    if planned is None or (rounds == [planned] and len(experiment.seeds) == PAPER_SEEDS):
+        return text
+    return f"{text}; the paper's values are of {planned:,} rounds and {PAPER_SEEDS} seeds"
 
 
 def markdown(tables: Sequence[Compared]) -> str:
@@ -153,15 +181,18 @@ def _latex_table(table: Compared) -> str:
     if any(paper):
         heads.append(" & " + " & ".join("ours & paper" if both else "" for both in paper) + r" \\")
     rows = []
-    for row, entries in zip(table.table.rows, table.printed, strict=True):
-        cells = [_latex_text(row.method.label)]
+    for i, (row, entries) in enumerate(zip(table.table.rows, table.printed, strict=True)):
+        cells, marks = [_latex_text(row.method.label)], iter(table.differs[i])
         for both, measure, cell, entry in zip(paper, table.table.columns, row.cells, entries, strict=True):
-            cells.append(_latex_cell(cell, measure))
+            cells.append(_latex_cell(cell, measure) + (r"$^{*}$" if next(marks) else ""))
             if both:
                 mark = r"$^\dagger$" if entry is not None and entry.impossible else ""
                 cells.append("--" if entry is None else _number(entry.value, measure) + mark)
         rows.append(" & ".join(cells) + r" \\")
-    caption = _latex_text(f"Test accuracy over clients: {table.table.experiment}.")
+    caption = _latex_text(f"Test {table.score} over clients: {table.table.experiment}; {table.made}.")
+    if table.reference:
+        caption += rf" $^{{*}}$: differs from {_latex_text(table.reference)} at the 5\% level "
+        caption += "(paired $t$-test over seeds, Holm)."
     if table.reasons:
         caption += r" $^\dagger$: the printed value cannot be true."
     return "\n".join(

@@ -231,3 +231,24 @@ def test_latex_compiles(runs: Path, tmp_path: Path) -> None:
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_latex_has_significance_rounds_and_seeds_and_columns_are_chosen(tmp_path: Path) -> None:
+    write_comparison(tmp_path, name="cifar10-setup1", algorithms=("fedavg", "dqn-fed"), seeds=range(5), rounds=15)
+    text = table_text([tmp_path], "latex", columns=("mean", "worst10"))
+    assert "15 rounds, 5 seeds; the paper's values are of 2,000 rounds and 5 seeds" in text
+    assert "differs from DQN-Fed at the 5\\% level (paired $t$-test over seeds, Holm)" in text
+    [fedavg] = [line for line in text.splitlines() if line.startswith("FedAvg &")]
+    assert fedavg.count("$^{*}$") == 2
+    [dqn_fed] = [line for line in text.splitlines() if line.startswith("DQN-Fed &")]
+    assert "$^{*}$" not in dqn_fed
+    assert "std_mean" not in table_text([tmp_path], "csv", columns=("mean", "worst10"))
+    with pytest.raises(ValueError, match="no column 'wurst10'"):
+        table_text([tmp_path], "csv", columns=("wurst10",))
+
+
+def test_one_seed_has_no_significance(tmp_path: Path) -> None:
+    write_comparison(tmp_path, algorithms=("fedavg", "dqn-fed"), seeds=(0,), rounds=5)
+    text = table_text([tmp_path], "latex")
+    assert "5 rounds, 1 seed." in text
+    assert "differs" not in text
