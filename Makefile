@@ -2,8 +2,12 @@
 PYTHON ?= python3
 WORKERS ?= 2
 PEERS ?= benchmarks/peers/.environments
+# Where torch comes from: its own index has the CPU build for every system. For a GPU: TORCH_INDEX=https://pypi.org/simple
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := .venv/bin
+RUNS := .venv/.runs
 INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint format reference results docs bench wheel clean
@@ -13,14 +17,23 @@ help: ## print this list
 
 setup: $(INSTALLED) ## make .venv with the package and its tools (again only when a version changes)
 
-$(INSTALLED): pyproject.toml constraints.txt
+# What running needs: the package and its dependencies, without the tools of developers. A torch that is there stays.
+$(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dqnfed needs Python 3.11 or later, but $(PYTHON) is older; try: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing dqnfed and what it runs on into .venv: about 1.3 GB, a few minutes"
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch || \
+	  echo "$(TORCH_INDEX) gave no torch; pip's own index is asked, whose build for Linux holds gigabytes of GPU libraries"
+	$(PIP) -e .
 	@touch $@
 
-demo: setup ## compare DQN-Fed with FedAvg and two more on digits: table and runs/demo/report.html
+$(INSTALLED): $(RUNS)
+	@echo "installing every extra and the tools of developers into .venv: about 2 GB more, several minutes"
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(RUNS) ## compare DQN-Fed with FedAvg and two more on digits: table and runs/demo/report.html
 	$(BIN)/dqnfed compare digits --out runs/demo
 
 # One BLAS thread a worker: more would only make the workers wait for each other.
@@ -55,7 +68,7 @@ results: setup ## rebuild a page of docs/results: make results TABLE=cifar10-set
 	    $(if $(JOBS),--jobs $(JOBS)))
 
 docs: setup ## build the documentation into site/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(PIP) --quiet -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 bench: setup ## time rounds next to other frameworks' and how they grow; prints tables, writes docs/results/speed.md

@@ -24,7 +24,8 @@ from dqnfed.algorithms.fednl import FedNL
 from dqnfed.data.raw import DataError
 from dqnfed.experiments.convex_problems import ConvexProblem, client_losses, libsvm_rows, solved, synthetic_rows
 from dqnfed.maths.symmetric import n_packed
-from dqnfed.sim.engine import fresh_state, run_round, set_up
+from dqnfed.sim.rounds import run_round
+from dqnfed.sim.setup import fresh_state, set_up
 from dqnfed.sim.state import Evaluation
 
 

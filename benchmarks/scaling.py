@@ -25,9 +25,10 @@ from torch import nn
 from dqnfed import Evaluation, FedAvg, Federation, Problem
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim.accelerate import automatic
-from dqnfed.sim.engine import fresh_state, run_round, set_up
 from dqnfed.sim.journal import Journal
 from dqnfed.sim.measure import model_columns
+from dqnfed.sim.rounds import run_round
+from dqnfed.sim.setup import fresh_state, set_up
 from dqnfed.sim.state import Setup
 
 N_INPUTS = 64

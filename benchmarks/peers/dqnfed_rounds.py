@@ -8,7 +8,8 @@ from workloads import LEARNING_RATE, WORKLOADS, Pulse, examples, torch_model
 from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Problem, looped, threads, vectorised
 from dqnfed.core.runners import CohortRunner
 from dqnfed.sim.accelerate import automatic, ray_cluster
-from dqnfed.sim.engine import fresh_state, run_round, set_up
+from dqnfed.sim.rounds import run_round
+from dqnfed.sim.setup import fresh_state, set_up
 
 
 def chosen(words: list[str], algorithm: FedAvg | DQNFed, problem: Problem, federation: Federation) -> CohortRunner:

@@ -20,6 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
     [
         ("server_step.py", ["--clients", "4", "--parameters", "20000", "--repeat", "1"]),
         ("scaling.py", ["--overhead-only", "--rounds", "3"]),
+        ("secure_cost.py", ["--model", "mlp", "--clients", "4"]),
     ],
 )
 def test_a_benchmark_runs_and_writes_its_numbers(script: str, options: list[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from dqnfed import FedAvg, cli
+from dqnfed import FedAvg, __version__, cli
 from tests.helpers.folders import newest_checkpoint
 
 
@@ -155,7 +155,8 @@ def test_predict_and_export(dqnfed, digits_run: Path) -> None:  # type: ignore[n
     np.save("new.npy", np.zeros((4, 64), dtype=np.float32))
     ended = dqnfed("predict", "run", "new.npy")
     assert ended.code == 0
-    assert len(ended.out.split()) == 4
+    assert len(ended.out.splitlines()) == 5
+    assert ended.out.startswith("id,class,probability_0,")
     assert dqnfed("export", "run", "model.safetensors").code == 0
     assert sum(array.size for array in load_file("model.safetensors").values()) == 64 * 32 + 32 + 32 * 10 + 10
     np.save("wrong.npy", np.zeros((4, 63), dtype=np.float32))
@@ -167,6 +168,22 @@ def test_lists_are_for_people_and_machines(dqnfed, what: str) -> None:  # type: 
     assert dqnfed("list", what).code == 0
     rows = json.loads(dqnfed("list", what, "--json").out)
     assert len(rows) >= 3
+
+
+def test_methods_are_listed_one_line_each_in_80_columns(dqnfed, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("COLUMNS", "80")
+    n_methods = len(json.loads(dqnfed("list", "algorithms", "--json").out))
+    command = [sys.executable, "-m", "dqnfed", "list", "algorithms"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == n_methods
+    assert max(map(len, lines)) <= 80
+    ended = dqnfed("list", "algorithms", "dqn-fed", "fedavg")
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["dqn-fed", "sends", "fedavg", "sends"]
+    assert "did you mean 'fedavg'?" in dqnfed("list", "algorithms", "fedagv").err
+
+
+def test_the_version_is_printed(dqnfed) -> None:  # type: ignore[no-untyped-def]
+    assert dqnfed("--version").out == f"dqnfed {__version__}\n"
 
 
 def test_dry_run_writes_nothing(dqnfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -70,7 +70,7 @@ def test_a_run_saves_reports_and_predicts_with_the_kept_model(dqnfed: Dqnfed, tm
     shorter = run_experiment(read_config("r/config.toml", [f"train.rounds={kept + 1}", "eval.select=last"]), None)
     assert torch.equal(RunResult.load("r").theta, shorter.theta)
     np.save("new.npy", load_digits().data[:50].astype(np.float32) / 16)
-    assert dqnfed("predict", "r", "new.npy", "--out", "classes.csv")[0] == 0
+    assert dqnfed("predict", "r", "new.npy", "--classes-only", "--out", "classes.csv")[0] == 0
     with torch.no_grad():
         expected = shorter.model()(torch.from_numpy(np.load("new.npy")).reshape(50, *shape_of(config))).argmax(1)
     assert Path("classes.csv").read_text().split() == [str(int(c)) for c in expected]

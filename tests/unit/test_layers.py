@@ -10,9 +10,17 @@ import pytest
 
 from tests.helpers.repository import SOURCE
 
-# maths < core < algorithms, data, models < accel < sim < flower < experiments < cli; rooms of one floor do not see each
-# other, and `accel` is imported by no other room: `sim/accelerate.py` loads it where it is installed.
-ROOMS = ({"maths"}, {"core"}, {"algorithms", "data", "models"}, {"accel"}, {"sim"}, {"flower"}, {"experiments"})
+# maths < core < algorithms, data, models, secure < accel < sim < flower < experiments < cli; rooms of one floor do not
+# see each other, and `accel` is imported by no other room: `sim/accelerate.py` loads it where it is installed.
+ROOMS = (
+    {"maths"},
+    {"core"},
+    {"algorithms", "data", "models", "secure"},
+    {"accel"},
+    {"sim"},
+    {"flower"},
+    {"experiments"},
+)
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 TOP = {"cli", "__main__"}  # see every room
 REPORT_SEES = ("dqnfed.core.checksums", "dqnfed.core.result", "dqnfed.maths.fairness", "dqnfed.experiments.paper")

@@ -11,8 +11,8 @@ from rich.markup import escape
 from dqnfed.cli.common import app, errors
 
 # Importing a room registers its commands, in the order of the help page.
-from dqnfed.cli import training as training, results as results  # isort: skip
-from dqnfed.cli import data as data, research as research, deploy as deploy  # isort: skip
+from dqnfed.cli import training as training, models as models, results as results  # isort: skip
+from dqnfed.cli import data as data, research as research, deploy as deploy, site as site  # isort: skip
 
 __all__ = ["app", "main"]
 

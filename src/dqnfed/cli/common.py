@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -21,6 +21,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        from dqnfed import __version__
+
+        typer.echo(f"dqnfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Fair and fast federated learning: DQN-Fed, the methods it is compared with, and honest fairness reports."""
+
+
 DIVERGED = 3  # exit code of a run whose loss is not finite or has risen
 console = Console()
 errors = Console(stderr=True)
@@ -45,6 +64,72 @@ Select = Annotated[
     ),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to train.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Your own table: CSV, Parquet or NPZ, or a folder with one such file for each client."),
+]
+ClientColumn = Annotated[
+    str | None, typer.Option("--client", help="Its column that says who holds a row; left out: the file is the client.")
+]
+LabelColumn = Annotated[str | None, typer.Option("--label", help="Its column that is to be learnt.")]
+GroupColumn = Annotated[str | None, typer.Option("--group", help="Its column of declared groups of clients.")]
+DroppedColumns = Annotated[str, typer.Option("--drop", help="Its columns to leave out, separated by commas.")]
+TaskName = Annotated[str, typer.Option("--task", metavar="auto|classification|regression")]
+Score = Annotated[
+    str | None, typer.Option("--score", metavar="accuracy|auc|f1|loss", help="What fairness is measured on.")
+]
+ModelName = Annotated[str | None, typer.Option("--model", metavar="mlp|linear", help="For --data; default: mlp.")]
+
+
+class OwnTable(NamedTuple):
+    """What the command line says about the user's own table."""
+
+    data: Path | None
+    client: str | None
+    label: str | None
+    group: str | None
+    drop: str
+    task: str
+    score: str | None
+    model: str | None
+
+    def config(
+        self,
+        experiment: str | None,
+        rounds: int | None,
+        seed: int | None,
+        changes: Sequence[str],
+        algorithm: str | None,
+    ) -> Any:
+        """Return the experiment on the table; `experiment` (a preset or a file) and the changes may say more."""
+        from dqnfed.experiments.config import read_config
+        from dqnfed.experiments.data_commands import own_config
+
+        assert self.data is not None
+        if self.label is None or (self.client is None and not self.data.is_dir()):
+            raise ValueError(
+                "your own table needs --client and --label: the columns that say whose a row is and what is learnt. "
+                "Only for a folder with one file for each client may --client be left out."
+            )
+        return own_config(
+            self.data,
+            client=self.client,
+            label=self.label,
+            group=self.group,
+            drop=tuple(names_of(self.drop)),
+            task=self.task,
+            score=self.score,
+            model=self.model or "mlp",
+            base=read_config(experiment) if experiment else None,
+            changes=(*changes, *number_changes(rounds, seed), *name_change(algorithm)),
+        )
+
+    def score_change(self) -> list[str]:
+        """Return the change of a packaged experiment's score; raise where more is said and there is no table."""
+        given = {"--client": self.client, "--label": self.label, "--group": self.group, "--drop": self.drop}
+        given |= {"--task": "" if self.task == "auto" else self.task, "--model": self.model}
+        refuse_without_table([option for option, value in given.items() if value])
+        return [f"eval.score={self.score}"] if self.score else []
 
 
 def read_settings(
@@ -57,11 +142,7 @@ def read_settings(
 ) -> Any:
     from dqnfed.experiments.config import read_config
 
-    extra = list(changes or [])
-    if rounds is not None:
-        extra.append(f"train.rounds={rounds}")
-    if seed is not None:
-        extra.append(f"run.seed={seed}")
+    extra = [*(changes or []), *number_changes(rounds, seed)]
     if data_dir is not None:
         extra.append(f"data.dir={json.dumps(str(data_dir))}")
     return read_config(experiment, [*extra, *name_change(algorithm)])
@@ -77,45 +158,10 @@ def name_change(algorithm: str | None) -> list[str]:
     return [] if algorithm is None else [f"algorithm.name={json.dumps(algorithm)}"]
 
 
-def own_settings(
-    data: Path,
-    client: str | None,
-    label: str | None,
-    group: str | None,
-    drop: str,
-    task: str,
-    score: str | None,
-    model: str,
-    experiment: str | None,
-    algorithm: str | None,
-    rounds: int | None,
-    seed: int | None,
-    changes: Sequence[str] | None,
-) -> Any:
-    from dqnfed.experiments.config import read_config
-    from dqnfed.experiments.data_commands import own_config
-
-    if client is None or label is None:
-        raise ValueError(
-            "your own table needs --client and --label: the columns that say whose a row is and what is learnt."
-        )
-    extra = list(changes or [])
-    if rounds is not None:
-        extra.append(f"train.rounds={rounds}")
-    if seed is not None:
-        extra.append(f"run.seed={seed}")
-    return own_config(
-        data,
-        client=client,
-        label=label,
-        group=group,
-        drop=tuple(names_of(drop)),
-        task=task,
-        score=score,
-        model=model,
-        base=read_config(experiment) if experiment else None,
-        changes=(*extra, *name_change(algorithm)),
-    )
+def number_changes(rounds: int | None, seed: int | None) -> list[str]:
+    """Return the changes that say how long to train, and with which seed."""
+    named = {"train.rounds": rounds, "run.seed": seed}
+    return [f"{key}={value}" for key, value in named.items() if value is not None]
 
 
 def print_notes(config: Any, quiet: bool) -> None:

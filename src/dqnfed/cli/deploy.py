@@ -22,14 +22,18 @@ def new_app(
     clients: Annotated[int, typer.Option("--clients", min=1)] = 3,
     algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="See `dqnfed list algorithms`.")] = "dqn-fed",
     rounds: Annotated[int, typer.Option("--rounds", min=1)] = 10,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", metavar="SCHEMA.toml", help="Sites train on such tables, without code."),
+    ] = None,
 ) -> None:
     """Write a Flower app that trains on the data of real clients; see "Deploy on Flower" in the docs.
 
-    Example:  dqnfed new-app my-federation --clients 4
+    Examples:  dqnfed new-app my-federation --clients 4  |  dqnfed new-app clinics --clients 3 --table schema.toml
     """
     from dqnfed.flower.new_app import new_app as written_app
 
-    for path in written_app(folder, clients=clients, algorithm=algorithm, rounds=rounds):
+    for path in written_app(folder, clients=clients, algorithm=algorithm, rounds=rounds, table=table):
         console.print(str(path), soft_wrap=True)
 
 
@@ -55,6 +59,19 @@ def proxy(
         parse_address(listen), parse_address(superlink), certificate=certificate, key=key, authority=authority
     )
     console.print(str(write_proxy(out, config)), soft_wrap=True)
+
+
+@deploy.command("pad-key")
+def pad_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file for the private key.")]) -> None:
+    """Write a client's private key for secure aggregation, and print the public one for `privacy.roster`.
+
+    The file stays on the client's node, which is started with --node-config 'pad-key="FILE"'.
+
+    Example:  dqnfed deploy pad-key client0.pad
+    """
+    from dqnfed.secure.keys import write_private_key
+
+    console.print(write_private_key(file), soft_wrap=True)
 
 
 @deploy.command("check")

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dqnfed.cli.common import DataDir, Quiet, app, console, errors, plain_text, print_report
+from dqnfed.cli.common import DataDir, Quiet, app, console, errors, names_of, plain_text, print_report
 
 
 @app.command()
@@ -25,6 +25,10 @@ def report(
         str | None, typer.Option("--table", metavar="latex|markdown|csv", help="Print a table for a paper instead.")
     ] = None,
     weighted: Annotated[bool, typer.Option("--weighted", help="Weight clients by their examples in --table.")] = False,
+    columns: Annotated[
+        str,
+        typer.Option("--columns", help="Of --table, separated by commas: mean, std, worst10, improved, seconds ..."),
+    ] = "",
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Also write figures as PNG, SVG and PDF.")
     ] = None,
@@ -38,7 +42,9 @@ def report(
     from dqnfed.report.table_formats import table_text
 
     if table is not None:
-        typer.echo(table_text(runs, table, weighted=weighted))
+        typer.echo(table_text(runs, table, weighted=weighted, columns=names_of(columns)))
+    elif columns:
+        raise ValueError("--columns chooses the columns of --table; add --table latex, markdown or csv.")
     else:
         here = next((path for path in runs if path.is_dir()), Path())
         print_report(runs, out or here / "report.html", None, quiet)
@@ -69,11 +75,14 @@ def watch(
 @app.command("list")
 def list_things(
     what: Annotated[str, typer.Argument(metavar="algorithms|presets|datasets")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these, with details.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="What each method sends, keeps and needs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List what there is: methods, packaged experiments, datasets.
+    """List what there is, one line each: methods, packaged experiments, datasets.
 
-    Examples:  dqnfed list algorithms  |  dqnfed list presets --json
+    Examples:  dqnfed list algorithms  |  dqnfed list algorithms dqn-fed fedavg  |  dqnfed list algorithms --details
+    |  dqnfed list presets --json
     """
     from dqnfed.experiments import catalogue
 
@@ -84,12 +93,12 @@ def list_things(
     }
     if what not in listings:
         raise ValueError(f"there is nothing called '{what}' to list; there are {', '.join(listings)}.")
-    rows = listings[what]()
+    rows = named_rows(listings[what](), names or [])
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     if what == "algorithms":
-        print_algorithms(rows)
+        print_algorithms(rows, details=details or bool(names))
         return
     columns = list(rows[0])
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
@@ -98,13 +107,31 @@ def list_things(
     console.print(table)
 
 
-def print_algorithms(rows: list[dict[str, Any]]) -> None:
-    """Print two lines a method: what it is, cut to the width of the terminal, and what crosses the network."""
+def named_rows(rows: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of these names, in the order of the list; all where none is named."""
+    import difflib
+
+    called = {next(iter(row.values())): row for row in rows}
+    for name in names:
+        if name not in called:
+            close = difflib.get_close_matches(name, called, n=1)
+            raise ValueError(
+                f"there is nothing called '{name}' here{f' (did you mean {close[0]!r}?)' if close else ''}; leave the "
+                "name out to see what there is."
+            )
+    return [row for name, row in called.items() if not names or name in names]
+
+
+def print_algorithms(rows: list[dict[str, Any]], *, details: bool) -> None:
+    """Print one line a method, cut to the width of the terminal; with details, what crosses the network below it."""
     width = max(len(row["name"]) for row in rows) + 2
     for row in rows:
         name = Text(row["name"].ljust(width), style="bold")
         name.append(row["title"], style="not bold")
-        console.print(name, overflow="ellipsis", no_wrap=True, highlight=False)
+        if not details:
+            console.print(name, overflow="ellipsis", no_wrap=True, highlight=False)
+            continue
+        console.print(name, soft_wrap=True, highlight=False)
         parts = [
             f"sends {row['payload']}",
             f"keeps {row['memory']}" if row["memory"] != "0" else "",

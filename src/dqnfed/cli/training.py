@@ -1,4 +1,4 @@
-"""Train: one run, several, and one that was stopped; use what came out."""
+"""Train: one run, several, and one that was stopped."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ import typer
 
 from dqnfed.cli.common import (
     Changes,
+    ClientColumn,
+    Data,
     DataDir,
+    DroppedColumns,
     DryRun,
+    GroupColumn,
+    LabelColumn,
+    ModelName,
     Out,
+    OwnTable,
     Quiet,
     Rounds,
+    Score,
     Select,
+    TaskName,
     Verbose,
     app,
-    console,
     default_out,
     names_of,
     note_of,
     observers_of,
-    own_settings,
     print_diverged,
     print_estimate,
     print_kept,
@@ -33,10 +40,11 @@ from dqnfed.cli.common import (
     read_settings,
     refuse_used,
     refuse_without_method,
-    refuse_without_table,
     run_planned,
     select_change,
 )
+
+NOTHING_NAMED = "name an experiment (`dqnfed list presets` shows them) or your own table with --data."
 
 
 @app.command()
@@ -51,18 +59,14 @@ def run(
     change: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Your own table: CSV, Parquet or NPZ.")] = None,
-    client: Annotated[str | None, typer.Option("--client", help="Its column that says who holds a row.")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Its column that is to be learnt.")] = None,
-    group: Annotated[str | None, typer.Option("--group", help="Its column of declared groups of clients.")] = None,
-    drop: Annotated[str, typer.Option("--drop", help="Its columns to leave out, separated by commas.")] = "",
-    task: Annotated[str, typer.Option("--task", metavar="auto|classification|regression")] = "auto",
-    score: Annotated[
-        str | None, typer.Option("--score", metavar="accuracy|auc|f1|loss", help="What fairness is measured on.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="mlp|linear", help="For --data; default: mlp.")
-    ] = None,
+    data: Data = None,
+    client: ClientColumn = None,
+    label: LabelColumn = None,
+    group: GroupColumn = None,
+    drop: DroppedColumns = "",
+    task: TaskName = "auto",
+    score: Score = None,
+    model: ModelName = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -75,19 +79,14 @@ def run(
     from dqnfed.experiments.experiment import run_experiment
 
     change = [*(change or []), *select_change(select)]
+    table = OwnTable(data, client, label, group, drop, task, score, model)
     if data is not None:
-        config = own_settings(
-            data, client, label, group, drop, task, score, model or "mlp", experiment, algorithm, rounds, seed, change
-        )
+        config = table.config(experiment, rounds, seed, change, algorithm)
         print_notes(config, quiet)
     elif experiment is None:
-        raise ValueError("name an experiment (`dqnfed list presets` shows them) or your own table with --data.")
+        raise ValueError(NOTHING_NAMED)
     else:
-        about_table = {"--client": client, "--label": label, "--group": group, "--drop": drop}
-        about_table |= {"--task": "" if task == "auto" else task, "--model": model}
-        refuse_without_table([option for option, value in about_table.items() if value])
-        changes = [*change, *([f"eval.score={score}"] if score else [])]
-        config = read_settings(experiment, algorithm, rounds, seed, changes, data_dir)
+        config = read_settings(experiment, algorithm, rounds, seed, [*change, *table.score_change()], data_dir)
     if dry_run:
         print_estimate(config)
         return
@@ -100,10 +99,21 @@ def run(
 
 @app.command()
 def compare(
-    experiment: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
-    algorithms: Annotated[str | None, typer.Option("--algorithms", help="Names, separated by commas.")] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(metavar="[PRESET|FILE.toml]", help="See `dqnfed list presets`.")
+    ] = None,
+    algorithms: Annotated[
+        str | None,
+        typer.Option("--algorithms", help="Names, separated by commas; with --data, local-only and pooled are added."),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every method that suits the experiment.")] = False,
-    seeds: Annotated[str, typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4).")] = "0",
+    references: Annotated[
+        bool,
+        typer.Option("--references/--no-references", help="With --data: train each client alone, and on all rows."),
+    ] = True,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4). Default: 0, with --data 0:5.")
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -119,6 +129,14 @@ def compare(
     change: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
+    data: Data = None,
+    client: ClientColumn = None,
+    label: LabelColumn = None,
+    group: GroupColumn = None,
+    drop: DroppedColumns = "",
+    task: TaskName = "auto",
+    score: Score = None,
+    model: ModelName = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -128,20 +146,31 @@ def compare(
     Runs into OUT/<method>/<seed>; the same command again goes on where it was stopped.
 
     Examples:  dqnfed compare digits --seeds 0:5  |  dqnfed compare digits --algorithms dqn-fed,fedavg,qffl
+    |  dqnfed compare --data clinics.csv --client hospital --label outcome --seeds 0:10
+    |  dqnfed compare --data clinics/ --label outcome --dry-run
     """
     from dqnfed.experiments import compare as comparison
 
     change = [*(change or []), *select_change(select)]
-    config = read_settings(experiment, None, rounds, None, change, data_dir)
+    table = OwnTable(data, client, label, group, drop, task, score, model)
+    if data is not None:
+        config = table.config(experiment, rounds, None, change, None)
+    elif experiment is None:
+        raise ValueError(NOTHING_NAMED)
+    else:
+        config = read_settings(experiment, None, rounds, None, [*change, *table.score_change()], data_dir)
+    is_own = data is not None
     names = names_of(algorithms)
-    chosen = comparison.chosen_algorithms(config, names, everything=everything)
+    chosen = comparison.chosen_algorithms(config, names, everything=everything, references=is_own and references)
     refuse_without_method(change, config, chosen)
+    if is_own:
+        print_notes(config, quiet)
     if dry_run:
         for name in chosen:
             print_estimate(config.with_algorithm(name))
         return
     folder = out or default_out(config.name)
-    numbers = comparison.seeds_from(seeds)
+    numbers = comparison.seeds_from(seeds or ("0:5" if is_own else "0"))
     planned = comparison.planned_runs(config, chosen, numbers, folder)
     done = run_planned(planned, config, jobs, folder, quiet)
     if not done:
@@ -171,40 +200,3 @@ def resume(folder: Path, quiet: Quiet = False, verbose: Verbose = False) -> None
     observers = observers_of(config, quiet)(config.algorithm.name)
     result = run_experiment(config, folder, observers=observers, resume=True, note=note_of(quiet))
     print_result(result.summary, folder, quiet)
-
-
-@app.command()
-def predict(
-    folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    data: Annotated[Path, typer.Argument(help=".npy, .npz (array x) or .csv")],
-    out: Annotated[Path | None, typer.Option("--out", help="Write there instead of to the terminal.")] = None,
-) -> None:
-    """Print the trained model's prediction for every example of a file.
-
-    Example:  dqnfed predict runs/digits-20260101-120000 new.npy --out classes.csv
-    """
-    from dqnfed.experiments.predict import predictions
-
-    text = "\n".join(str(value) for value in predictions(folder, data).tolist()) + "\n"
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        out.write_text(text)
-
-
-@app.command()
-def export(folder: Annotated[Path, typer.Argument(metavar="RUN")], model: Path) -> None:
-    """Write the trained model's parameters as a safetensors file.
-
-    Example:  dqnfed export runs/digits-20260101-120000 model.safetensors
-    """
-    import shutil
-
-    from dqnfed.core.checksums import refuse_damaged
-
-    source = folder / "model.safetensors"
-    if not source.is_file():
-        raise FileNotFoundError(f"{folder} has no trained model yet; `dqnfed resume {folder}` finishes the run.")
-    refuse_damaged(folder)
-    shutil.copyfile(source, model)
-    console.print(f"model: {model}")

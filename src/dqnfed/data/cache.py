@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dqnfed.data.catalogue import Dataset
-from dqnfed.data.raw import RawData
+from dqnfed.data.raw import Column, RawData
 
 FORMAT = "dqnfed-data-2"
 COLUMNS = ("inputs", "targets", "clients", "is_test", "is_validation")
@@ -71,6 +71,7 @@ def _raw_data(about: dict[str, Any], columns: dict[str, Tensor]) -> RawData:
         class_names=tuple(about["class_names"]),
         is_test=columns.get("is_test"),
         is_validation=columns.get("is_validation"),
+        columns=tuple(Column(name, tuple(codes)) for name, codes in about.get("columns", ())),
     )
 
 
@@ -78,6 +79,7 @@ def write_cached(raw: RawData, path: Path, stamped: str) -> None:
     """Write the dataset at `path` at once or not at all; a full or read-only disk costs the cache, not the run."""
     about = {"name": raw.name, "n_classes": raw.n_classes, "client_names": list(raw.client_names)}
     about["class_names"] = list(raw.class_names)
+    about["columns"] = [[column.name, list(column.codes)] for column in raw.columns]
     columns = {key: getattr(raw, key).contiguous() for key in COLUMNS if getattr(raw, key) is not None}
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dqnfed.data.raw import DataError, RawData
 from dqnfed.data.readers.cifar import read_cifar10, read_cifar100
 from dqnfed.data.readers.digits import read_digits
+from dqnfed.data.readers.flamby import read_fed_heart, read_fed_isic, read_fed_tcga_brca
 from dqnfed.data.readers.heart import read_heart
 from dqnfed.data.readers.idx import read_emnist, read_fashion_mnist, read_mnist, read_mnist_by_writer
 from dqnfed.data.readers.images import read_cinic10, read_clothing1m, read_tinyimagenet
@@ -72,6 +73,7 @@ def mnist_files(base: str, *checksums: tuple[str, str]) -> tuple[Download, ...]:
 
 LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
 QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master"
+FLAMBY = "github.com/owkin/FLamby"
 CIFAR = "https://www.cs.toronto.edu/~kriz"
 
 
@@ -281,6 +283,41 @@ _ALL = [
         std=(0.229, 0.224, 0.225),
         licence="research only, by agreement with the authors",
         cite="Xiao et al., CVPR 2015",
+    ),
+    Dataset(
+        name="fed_heart",
+        title="FLamby's Fed-Heart-Disease: 10 columns, clients are four hospitals",
+        read=read_fed_heart,
+        folder="fed_heart_disease",
+        watched=("processed.*.data",),
+        by_hand=f"put UCI's four processed.*.data files there, as FLamby's download script does ({FLAMBY})",
+        licence="CC BY 4.0",
+        cite="Ogier du Terrail et al., FLamby, NeurIPS 2022; Janosi et al., UCI, 1988",
+    ),
+    Dataset(
+        name="fed_tcga_brca",
+        title="FLamby's Fed-TCGA-BRCA: 39 features of breast cancer patients, clients are six regions",
+        read=read_fed_tcga_brca,
+        folder="fed_tcga_brca",
+        watched=("brca.csv", "train_test_split.csv", "dataset_creation_scripts/train_test_split.csv"),
+        by_hand=f"put brca.csv and dataset_creation_scripts/train_test_split.csv of FLamby's folder there ({FLAMBY})",
+        licence="TCGA, open access",
+        cite="Ogier du Terrail et al., FLamby, NeurIPS 2022; Liu et al., Cell 2018",
+    ),
+    Dataset(
+        name="fed_isic",
+        title="FLamby's Fed-ISIC2019: dermoscopy images of eight diagnoses, clients are six centres",
+        read=read_fed_isic,
+        folder="fed_isic2019",
+        watched=("ISIC_2019_Training_Input_preprocessed", "train_test_split*", "*/train_test_split*"),
+        by_hand=(
+            "put ISIC_2019_Training_Input_preprocessed/, which FLamby's scripts make, and its file "
+            f"dataset_creation_scripts/train_test_split there ({FLAMBY})"
+        ),
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        licence="CC BY-NC 4.0",
+        cite="Ogier du Terrail et al., FLamby, NeurIPS 2022; Tschandl et al., 2018; Codella et al., 2017",
     ),
     libsvm(
         "a1a",

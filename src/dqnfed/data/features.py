@@ -21,10 +21,20 @@ class NumericColumn:
     mean: float
     std: float
     has_holes: bool  # then a second input says where the value was missing
+    low: float | None = None  # smallest and largest value in training; None where they are not known
+    high: float | None = None
 
     @property
     def width(self) -> int:
         return 1 + self.has_holes
+
+    def out_of_range(self, values: np.ndarray) -> np.ndarray:
+        """Return which values lie outside what training saw, to the digits of float32; a missing one does not."""
+        low, high = -np.inf if self.low is None else self.low, np.inf if self.high is None else self.high
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float32)
+        outside: np.ndarray = (rounded < np.float32(low)) | (rounded > np.float32(high))
+        return outside
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         holes = np.isnan(values)
@@ -44,6 +54,10 @@ class CategoricalColumn:
     def apply(self, values: np.ndarray) -> np.ndarray:
         hot: np.ndarray = values[:, None] == np.array(self.categories, dtype=np.str_)[None]
         return hot.astype(np.float64)
+
+    def unseen(self, values: np.ndarray) -> np.ndarray:
+        """Return which values are no category of training."""
+        return ~np.isin(values, np.array(self.categories, dtype=np.str_))
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,9 @@ def fit_preprocessing(table: Table, training: np.ndarray, columns: list[str]) ->
             known = seen[~np.isnan(seen)]
             spread = float(known.std()) if len(known) else 0.0
             mean = float(known.mean()) if len(known) else 0.0
-            numeric.append(NumericColumn(name, mean, spread if spread > 0 else 1.0, bool(is_hole(values).any())))
+            low, high = (float(known.min()), float(known.max())) if len(known) else (None, None)
+            spread = spread if spread > 0 else 1.0
+            numeric.append(NumericColumn(name, mean, spread, bool(is_hole(values).any()), low, high))
         else:
             categories = tuple(sorted({str(v) for v in seen}))
             if len(categories) > MAX_CATEGORIES:

@@ -1,4 +1,4 @@
-"""Tables from files: CSV, Parquet and NPZ, with numbers, text and holes."""
+"""Tables from files, or from a folder of files: CSV, Parquet and NPZ, with numbers, text and holes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from dqnfed.data.raw import DataError
 
 LARGEST = 1e30  # in size, of a number in a table
 FARTHEST = 1e8  # times the usual distance from a column's median
+FILE_COLUMN = "(file)"  # of a table that was read from a folder: the name of each row's file, without its ending
+TEXT_FILES, TABLE_FILES = (".csv", ".tsv", ".txt"), (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npz")
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # compared in lower case
 
 
@@ -120,11 +122,13 @@ def is_extreme(values: np.ndarray, farthest: float = FARTHEST) -> np.ndarray:
 
 
 def read_table(path: Path) -> Table:
-    """Return the table in a .csv (or .tsv), .parquet or .npz file."""
+    """Return the table in a .csv (or .tsv), .parquet or .npz file, or in a folder of such files."""
+    if path.is_dir():
+        return read_folder(path)
     if not path.is_file():
-        raise DataError(f"there is no file {path}; give the path of a CSV, Parquet or NPZ file.")
+        raise DataError(f"there is no file {path}; give the path of a CSV, Parquet or NPZ file, or a folder of them.")
     suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv", ".txt"):
+    if suffix in TEXT_FILES:
         table = read_csv(path)
     elif suffix in (".parquet", ".pq"):
         table = read_parquet(path)
@@ -137,8 +141,56 @@ def read_table(path: Path) -> Table:
     return table
 
 
+def read_folder(folder: Path) -> Table:
+    """Return the rows of all tables in a folder, file after file by name; `FILE_COLUMN` says from which each comes.
+
+    A column is numbers where it is in every file: those of CSV files are told apart after they were put together, as
+    in one file.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in TABLE_FILES)
+    files = [path for path in files if not path.name.startswith(".")]
+    if not files:
+        raise DataError(f"{folder} holds no table: one file for each client, .csv, .tsv, .parquet or .npz.")
+    stems = [path.stem for path in files]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise DataError(
+            f"{folder} has more than one file called {twice[0]!r} but for the ending; rename or remove one."
+        )
+    if all(path.suffix.lower() in TEXT_FILES for path in files):
+        texts = [read_texts(path) for path in files]
+        parts: list[Mapping[str, Sequence[str] | np.ndarray]] = [dict(text) for text in texts]
+        lengths = [len(next(iter(text.values()))) for text in texts]
+    else:
+        tables = [read_table(path) for path in files]
+        parts, lengths = [dict(table.columns) for table in tables], [len(table) for table in tables]
+    for path, part, n in zip(files, parts, lengths, strict=True):
+        if n == 0:
+            raise DataError(f"{path} has no rows.")
+        if set(part) != set(parts[0]):
+            odd = sorted(set(part) ^ set(parts[0]))[0]
+            has, lacks = (path, files[0]) if odd in part else (files[0], path)
+            raise DataError(f"{has} has a column {odd!r}, and {lacks} has none; every file needs the same columns.")
+    columns = {name: merged_column([part[name] for part in parts]) for name in parts[0]}
+    return Table(str(folder), {FILE_COLUMN: np.repeat(np.array(stems, dtype=np.str_), lengths), **columns})
+
+
+def merged_column(parts: Sequence[Sequence[str] | np.ndarray]) -> np.ndarray:
+    """Return the column whose values stand in several files: numbers where all of them are."""
+    if not isinstance(parts[0], np.ndarray):
+        return typed([str(value) for part in parts for value in part])
+    arrays = [np.asarray(part) for part in parts]
+    if all(is_numeric(part) or bool((part == "").all()) for part in arrays):
+        return np.concatenate([part if is_numeric(part) else np.full(len(part), np.nan) for part in arrays])
+    return np.concatenate([as_text(part) for part in arrays])
+
+
 def read_csv(path: Path) -> Table:
-    """Return a CSV file with a header line; commas, semicolons or tabs are told apart by the header."""
+    """Return a CSV file with a header line; a column is numbers where all of its values are."""
+    return Table(str(path), {name: typed(values) for name, values in read_texts(path).items()})
+
+
+def read_texts(path: Path) -> dict[str, list[str]]:
+    """Return the texts of a CSV file by column; commas, semicolons or tabs are told apart by the header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = file.readline()
@@ -159,7 +211,7 @@ def read_csv(path: Path) -> Table:
     for number, row in enumerate(body, start=2):
         if len(row) != len(names):
             raise DataError(f"{path}, line {number}: {len(row)} values for {len(names)} columns.")
-    return Table(str(path), {name: typed([row[i] for row in body]) for i, name in enumerate(names)})
+    return {name: [row[i] for row in body] for i, name in enumerate(names)}
 
 
 def typed(values: Sequence[str]) -> np.ndarray:

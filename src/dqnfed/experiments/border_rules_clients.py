@@ -9,6 +9,8 @@ CHECKS, ATTACKS = "tests/unit/flower/test_checks.py", "tests/unit/flower/test_at
 SCREENING, CONSISTENCY = "tests/unit/core/test_screening.py", "tests/unit/core/test_consistency.py"
 TRUST, FAULTS, FUZZ = "tests/unit/core/test_trust.py", "tests/unit/flower/test_faults.py", "tests/fuzz/test_replies.py"
 
+STATISTICS = "tests/unit/data/test_statistics.py"
+
 RULES = (
     Rule(
         CLIENTS,
@@ -123,6 +125,21 @@ RULES = (
         "always",
         "",
         f"{ATTACKS}::test_every_refused_update_is_in_the_metrics_with_its_reason",
+    ),
+    Rule(
+        CLIENTS,
+        "statistics of a site's table are of the agreed schema, finite, within its bounds and number of rows; a site "
+        "that sends others ends the run before the training",
+        "always (apps of `new-app --table`)",
+        "",
+        f"{STATISTICS}::test_a_site_is_not_believed_unread",
+    ),
+    Rule(
+        CLIENTS,
+        "a site of a table app sends nothing but the listed statistics and replies, and no text of its errors",
+        "always (apps of `new-app --table`)",
+        "",
+        "tests/end_to_end/test_sites.py::test_sites_train_the_simulators_model_and_nothing_else_leaves",
     ),
     Rule(
         CLIENTS,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dqnfed.algorithms import REFERENCES
 from dqnfed.experiments.config import Config, ConfigError
 from dqnfed.experiments.experiment import build_algorithm, method_named, problem_kind, suitable_algorithms
 from dqnfed.experiments.planned import Planned, is_finished, placed, run_planned
@@ -15,11 +16,12 @@ from dqnfed.experiments.side_by_side import automatic_jobs, finished_side_by_sid
 ObserverFactory = Callable[[str], Sequence[Any]]
 
 
-def chosen_algorithms(config: Config, named: Sequence[str], *, everything: bool) -> list[str]:
-    """Return the methods to compare, refusing unknown names before anything runs."""
+def chosen_algorithms(config: Config, named: Sequence[str], *, everything: bool, references: bool = False) -> list[str]:
+    """Return the methods to compare, refusing unknown names before anything runs; with the references if wanted."""
+    added = list(REFERENCES) if references else []
     if everything:
-        return suitable_algorithms(problem_kind(config))
-    names = list(dict.fromkeys(named or config.compare.algorithms))
+        return [*suitable_algorithms(problem_kind(config)), *added]
+    names = list(dict.fromkeys([*(named or config.compare.algorithms), *added]))
     for name in names:
         method_named(name)
     return names

@@ -58,8 +58,8 @@ class DataBlock(Block):
     gap: int = Field(default=0, ge=0)
     seed: int | None = None  # of the partition; default: the run's seed
     noise: NoiseBlock | None = None  # wrong training labels, on purpose
-    file: str | None = None  # your own table (CSV, Parquet, NPZ) instead of a named dataset
-    client: str | None = None  # its column that says who holds a row
+    file: str | None = None  # your own table (CSV, Parquet, NPZ, or a folder of them) instead of a named dataset
+    client: str | None = None  # its column that says who holds a row; None: of a folder, the file is the client
     label: str | None = None  # its column that is to be learnt
     group: str | None = None  # its column of declared groups of clients
     drop: tuple[str, ...] = ()  # its columns to leave out
@@ -127,10 +127,18 @@ class PolicyBlock(Block):
 
 
 class PrivacyBlock(Block):
-    """Gaussian noise on what deployed clients send; off by default."""
+    """What the server may see: secure aggregation, and Gaussian noise with a budget; off by default."""
 
+    secure: bool = False  # replies under one-time pads: the server sees sums and products, never a reply
+    roster: tuple[str, ...] = ()  # public keys of deployed clients, by number, as `dqnfed deploy pad-key` prints them
     clip: float | None = Field(default=None, gt=0)  # largest norm of an answer; None: no clipping, no noise
     noise_multiplier: float = Field(default=0.0, ge=0)  # standard deviation of the noise over `clip`
+    noise: Literal["local", "central", "distributed"] = "local"  # on every reply, or on the server's sums
+    unit: Literal["client", "record"] = "client"  # whose part in the model the noise hides
+    epsilon: float | None = Field(
+        default=None, gt=0
+    )  # the budget; without `noise_multiplier` the noise follows from it
+    delta: float = Field(default=1e-5, gt=0, lt=1)
 
 
 class RunBlock(Block):

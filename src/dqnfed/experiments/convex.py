@@ -23,7 +23,8 @@ from dqnfed.core.screening import Policy
 from dqnfed.core.tensors import map_tensors, n_rows, row
 from dqnfed.experiments.convex_problems import ConvexProblem, client_losses, convex_problem, pareto_distance
 from dqnfed.maths.fairness import improved_share
-from dqnfed.sim.engine import cohort_size, fresh_state, run_round
+from dqnfed.sim.rounds import run_round
+from dqnfed.sim.setup import cohort_size, fresh_state
 from dqnfed.sim.state import Evaluation, Setup
 from dqnfed.sim.tasks import TaskBuilder
 

@@ -17,6 +17,11 @@ from dqnfed.experiments.config import Config, ConfigError, DataBlock, checked, p
 from dqnfed.experiments.data_source import dealt
 
 SOURCES = ("official", "hub")
+# of experiments on the user's own table, where nothing else is said
+OWN_VALIDATION = 0.2  # of each client's rows
+OWN_SELECT = "loss"  # docs/how-to/own-data.md has the measurement
+OWN_TRAINING = {"rounds": 50, "epochs": 2, "batch_size": 32, "lr": 0.1}
+OWN_METHODS = ("dqn-fed", "fedavg", "local-only", "pooled")
 
 
 def fetched(name: str, data_dir: Path | None, source: str, progress: Progress = silent) -> Path:
@@ -87,7 +92,7 @@ def dealt_out(block: DataBlock) -> Dealt:
 def own_config(
     file: Path,
     *,
-    client: str,
+    client: str | None,
     label: str,
     group: str | None = None,
     drop: tuple[str, ...] = (),
@@ -100,14 +105,25 @@ def own_config(
     """Return the experiment on the user's own table; `base` (a preset or a file) and key=value changes may say more."""
     raw: dict[str, Any] = {
         "name": file.stem,
-        "description": f"{label} by {client} in {file.name}",
+        "description": f"{label} by {client or 'file'} in {file.name}",
+        "data": {"validation": OWN_VALIDATION},
         "model": {"name": model, **({"hidden": [32]} if model == "mlp" else {})},
-        "train": {"rounds": 50},
+        "train": OWN_TRAINING,
+        "eval": {"select": OWN_SELECT},
+        "compare": {"algorithms": list(OWN_METHODS)},
     }
     if base is not None:
         raw = base.as_dict()
-    table = {"name": file.stem, "file": str(file), "client": client, "label": label, "drop": list(drop), "task": task}
-    raw["data"] = {**raw.get("data", {}), **table, **({"group": group} if group else {})}
+    table = {"name": file.stem, "file": str(file), "label": label, "drop": list(drop), "task": task}
+    named = {key: value for key, value in (("client", client), ("group", group)) if value is not None}
+    raw["data"] = {**raw.get("data", {}), **table, **named}
     if score is not None:
         raw["eval"] = {**raw.get("eval", {}), "score": score}
-    return checked(with_changes(raw, changes), str(file))
+    changed = with_changes(raw, changes)
+    if (
+        base is None
+        and not changed["data"].get("validation")
+        and "select" not in with_changes({}, changes).get("eval", {})
+    ):
+        changed["eval"] = {**changed["eval"], "select": "last"}  # there are no rows to choose the best model by
+    return checked(changed, str(file))

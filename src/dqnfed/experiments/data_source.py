@@ -18,6 +18,7 @@ from dqnfed.data.features import dataset_preprocessing
 from dqnfed.data.label_noise import LabelNoise, Truth, with_label_noise
 from dqnfed.data.raw import DataError
 from dqnfed.data.readers.images import read_clothing1m
+from dqnfed.data.table import FILE_COLUMN
 from dqnfed.data.transform import only_classes, padded, thinned
 from dqnfed.experiments.config import ConfigError, DataBlock, NoiseBlock
 from dqnfed.experiments.own_data import Columns, OwnData, OwnFederation, check_score, own_federation
@@ -127,15 +128,18 @@ def prepared(data: DataBlock) -> RawData:
 
 def own_data(data: DataBlock, seed: int) -> OwnData:
     """Return the description of the user's table in a data block."""
-    if data.file is None or data.client is None or data.label is None:
+    client = data.client
+    if client is None and data.file is not None and Path(data.file).is_dir():
+        client = FILE_COLUMN
+    if data.file is None or client is None or data.label is None:
         raise ConfigError(
-            "your own data need data.file, data.client (the column that says who holds a row) and data.label (the "
-            "column "
-            "to be learnt); on the command line --data, --client and --label."
+            "your own data need data.file, data.client (the column that says who holds a row; left out for a folder "
+            "with one file for each client) and data.label (the column to be learnt); on the command line --data, "
+            "--client and --label."
         )
     return OwnData(
         path=Path(data.file),
-        client=data.client,
+        client=client,
         label=data.label,
         group=data.group,
         drop=data.drop,

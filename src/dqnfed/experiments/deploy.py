@@ -12,10 +12,11 @@ import torch
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.run_folder import RunFolder
-from dqnfed.experiments.config import Config, read_config
+from dqnfed.experiments.config import Config, ConfigError, read_config
 from dqnfed.experiments.experiment import build_algorithm, chosen_device
+from dqnfed.experiments.private import privacy_of
 from dqnfed.flower.client import Client
-from dqnfed.flower.privacy import Privacy
+from dqnfed.secure.keys import Identity
 
 if TYPE_CHECKING:
     from dqnfed.flower.strategy import Strategy
@@ -29,23 +30,34 @@ def app_config(file: Path, run_config: Mapping[str, Any]) -> Config:
     return read_config(str(file), changes)
 
 
-def deployed_client(config: Config, problem: Problem, data: Federation) -> Client:
-    """Return what one client brings, on its device."""
+def deployed_client(
+    config: Config, problem: Problem, data: Federation, node_config: Mapping[str, Any] | None = None
+) -> Client:
+    """Return what one client brings, on its device; with `privacy.secure` its node's config names its key file."""
     _use_threads(config)
     device = chosen_device(config.run.device)
-    privacy = None
-    if config.privacy.clip is not None:
-        privacy = Privacy(clip=config.privacy.clip, noise_multiplier=config.privacy.noise_multiplier)
-    return Client(build_algorithm(config), problem.to(device), data.to(device), privacy)
+    privacy = privacy_of(config)
+    identity = pad_identity(config, node_config or {}) if config.privacy.secure else None
+    return Client(build_algorithm(config), problem.to(device), data.to(device), privacy, identity)
 
 
-def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str, Any]) -> Strategy:
-    """Return the server's strategy; `clients`, `out`, `resume` and `wait` come from Flower's run config."""
+def deployed_strategy(
+    config: Config, problem: Problem, run_config: Mapping[str, Any], files: Mapping[str, str] | None = None
+) -> Strategy:
+    """Return the server's strategy; `clients`, `out`, `resume` and `wait` come from Flower's run config.
+
+    `files` are further texts for the run folder.
+    """
     from dqnfed.core.screening import Policy
     from dqnfed.flower.strategy import Strategy  # here: a client's process does not need the server's side
     from dqnfed.sim.state import Evaluation
 
     _use_threads(config)
+    if config.privacy.secure and len(config.privacy.roster) != int(run_config["clients"]):
+        raise ConfigError(
+            f"`privacy.secure` needs the public key of every client in `privacy.roster`, but it has "
+            f"{len(config.privacy.roster)} for {run_config['clients']} clients; `dqnfed deploy pad-key` makes keys."
+        )
     out, resume = str(run_config.get("out", "")), bool(run_config.get("resume", False))
     return Strategy(
         build_algorithm(config),
@@ -53,12 +65,15 @@ def deployed_strategy(config: Config, problem: Problem, run_config: Mapping[str,
         n_clients=int(run_config["clients"]),
         participation=config.train.participation,
         seed=config.run.seed,
+        files=files,
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
         policy=Policy(**config.policy.model_dump()),
         out=free_folder(Path(out), resume=resume) if out else None,
         resume=resume,
         wait=float(run_config.get("wait", 600.0)),
         config=config.as_dict(),
+        secure=config.privacy.secure,
+        privacy=privacy_of(config),
     )
 
 
@@ -69,6 +84,17 @@ def free_folder(out: Path, *, resume: bool) -> Path:
         if not (folder / "config.toml").is_file() or (resume and not RunFolder(folder).is_over()):
             return folder
     raise AssertionError
+
+
+def pad_identity(config: Config, node_config: Mapping[str, Any]) -> Identity:
+    """Return the client's key for secure aggregation and the roster of all keys."""
+    file = node_config.get("pad-key")
+    if not file:
+        raise ConfigError(
+            "`privacy.secure` needs this node's key: start it with --node-config 'pad-key=\"FILE\"', a file that "
+            "`dqnfed deploy pad-key FILE` wrote, and give `deployed_client` the context's node config."
+        )
+    return Identity.read(Path(str(file)), config.privacy.roster)
 
 
 def _use_threads(config: Config) -> None:

@@ -15,6 +15,7 @@ EXTRAS = {
     "sweep": ("optuna",),
     "tables": ("pandas", "pyarrow"),
     "images": ("pillow",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "hub": ("datasets",),
     "torchjd": ("torchjd",),
     "track": ("tensorboard", "mlflow-skinny", "wandb"),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dqnfed.algorithms import OPTIONAL, REGISTRY, method_called
+from dqnfed.algorithms import OPTIONAL, REFERENCES, REGISTRY, method_called
 from dqnfed.algorithms.label_correction import LabelCorrection
 from dqnfed.core.algorithm import hyperparameters
 from dqnfed.core.checksums import damage_line, damaged_files
@@ -31,15 +31,19 @@ from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, 
 from dqnfed.experiments.data_source import data_source
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import FEATURES_FILE, OwnFederation
+from dqnfed.experiments.private import privacy_of
 from dqnfed.experiments.settings import given_settings, unused_lines, unused_settings
 from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
+from dqnfed.secure.methods import secure_method
 from dqnfed.sim import accelerate
 from dqnfed.sim.accelerate import automatic, ray_cluster, streams, threads, with_features
-from dqnfed.sim.engine import cohort_size, run
+from dqnfed.sim.engine import run
+from dqnfed.sim.setup import cohort_size
 from dqnfed.sim.state import Evaluation
 
 logger = logging.getLogger("dqnfed")
+Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,10 @@ def method_named(name: str) -> type[AnyMethod]:
     last = name.removeprefix("fedcorr+")
     if last in OPTIONAL:
         raise ConfigError(f"the method '{last}' needs an extra: pip install 'dqnfed[{OPTIONAL[last]}]'.")
-    raise ConfigError(f"there is no method '{last}'{nearest(last, list(REGISTRY))}; see `dqnfed list algorithms`.")
+    if last in REFERENCES:
+        raise ConfigError(f"{last} is a reference for comparisons, which fedcorr cannot finish with; name a method.")
+    known = [*REGISTRY, *REFERENCES]
+    raise ConfigError(f"there is no method '{last}'{nearest(last, known)}; see `dqnfed list algorithms`.")
 
 
 def build_algorithm(config: Config) -> AnyMethod:
@@ -128,24 +135,43 @@ def build_problem(config: Config) -> Built:
         problem, federation = bowls(n_clients=data.clients or 8, seed=drawn, validation=data.validation)
         return Built(cast_problem(problem, dtype), federation)
     source = data_source(data, seed, config.eval.score)
+    problem = module_problem(
+        config,
+        source.input_shape,
+        source.n_outputs,
+        source.loss,
+        (source.score_name, source.score),
+        settings=source.settings,
+    )
+    return Built(problem, source.federation, source.own, source.truth)
+
+
+def module_problem(
+    config: Config,
+    input_shape: tuple[int, ...],
+    n_outputs: int,
+    loss: str,
+    score: tuple[str, Score],
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> Problem:
+    """Return the config's model with fresh weights of the run's seed, and how it is trained and scored."""
     spec: dict[str, Any] = {
         "name": config.model.name,
-        "input_shape": list(source.input_shape),
-        "n_outputs": source.n_outputs,
-        "settings": {**source.settings, **(config.model.model_extra or {})},
+        "input_shape": list(input_shape),
+        "n_outputs": n_outputs,
+        "settings": {**(settings or {}), **(config.model.model_extra or {})},
         "dtype": config.run.dtype,
     }
     module = build(
         spec["name"],
-        input_shape=source.input_shape,
-        n_outputs=source.n_outputs,
+        input_shape=input_shape,
+        n_outputs=n_outputs,
         settings=spec["settings"],
-        seed=seed_number(seed, purpose="model") % 2**31,
+        seed=seed_number(config.run.seed, purpose="model") % 2**31,
     )
-    problem = Problem.from_module(
-        module.to(dtype), loss=source.loss, score=source.score, score_name=source.score_name, model_spec=spec
-    )
-    return Built(problem, source.federation, source.own, source.truth)
+    module = module.to(getattr(torch, config.run.dtype))
+    return Problem.from_module(module, loss=loss, score=score[1], score_name=score[0], model_spec=spec)
 
 
 def cast_problem(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -264,16 +290,19 @@ def run_experiment(
     note: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
     """Return the result of a config's experiment; settings without effect are noted before the first round."""
-    if config.privacy.clip is not None:
-        raise ConfigError("`privacy` is for deployed clients, but this is the simulator; leave the block out.")
+    privacy = privacy_of(config)
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     config = with_absolute_paths(config)
     experiment = build_experiment(config, is_kept=out is not None)
+    if config.privacy.secure:
+        experiment = secured(experiment)
     warn_of_few_rounds(experiment)
     prepared = prepared_method(experiment)
     if prepared.mode:
         note(f"{config.algorithm.name}: {prepared.mode}")
+    if privacy is not None:
+        note(f"privacy: {privacy}")
     unused = unused_settings(config, prepared)
     for line in unused_lines([(config, unused)]):
         note(line)
@@ -304,6 +333,17 @@ def run_experiment(
         fingerprint=experiment.fingerprint,
         files={} if experiment.own is None else {FEATURES_FILE: experiment.own.text()},
         complete=completed,
+        secure=config.privacy.secure,
+        privacy=privacy,
+    )
+
+
+def secured(experiment: Experiment) -> Experiment:
+    """Return the experiment with its method as it can be run with `privacy.secure`."""
+    config, n_clients = experiment.config, experiment.federation.n_clients
+    size, policy = cohort_size(config.train.participation, n_clients), Policy(**config.policy.model_dump())
+    return replace(
+        experiment, algorithm=secure_method(experiment.algorithm, policy, experiment.problem, n_clients, size)
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dqnfed.algorithms import OPTIONAL, REGISTRY
+from dqnfed.algorithms import OPTIONAL, REFERENCES, REGISTRY
 from dqnfed.algorithms.jacobian_descent import JD_METHODS
 from dqnfed.core.algorithm import LOCAL_WORK, Cohort, Status, hyperparameters
 from dqnfed.core.federation import Federation
@@ -54,7 +54,7 @@ class Traffic(NamedTuple):
 
 def described_algorithms() -> list[dict[str, Any]]:
     """Return what `dqnfed list algorithms` shows of every method."""
-    return [_described(name, kind) for name, kind in REGISTRY.items()]
+    return [_described(name, kind) for name, kind in {**REGISTRY, **REFERENCES}.items()]
 
 
 def _described(name: str, kind: type[AnyMethod]) -> dict[str, Any]:
@@ -118,7 +118,8 @@ def write_traffic() -> None:
 
 def documented() -> dict[str, type[AnyMethod]]:
     """Return the methods that have a page: this package's, optional ones too, whether they are installed or not."""
-    return {name: kind for name, kind in {**REGISTRY, **JD_METHODS}.items() if kind.__module__.startswith("dqnfed.")}
+    known = {**REGISTRY, **JD_METHODS, **REFERENCES}
+    return {name: kind for name, kind in known.items() if kind.__module__.startswith("dqnfed.")}
 
 
 @cache

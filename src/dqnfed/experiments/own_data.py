@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from dqnfed.data.manifest import Manifest
 from dqnfed.data.partition import partition
 from dqnfed.data.raw import DataError, RawData
 from dqnfed.data.split import split
-from dqnfed.data.table import Table, as_text, is_hole, is_numeric, read_table, with_extremes
+from dqnfed.data.table import FILE_COLUMN, Table, as_text, is_hole, is_numeric, read_table, with_extremes
 
 Task = Literal["auto", "classification", "regression"]
 Extremes = Literal["refuse", "missing"]
 MAX_CLASSES = 50
+TABLE = "table"  # in the draw of the split: the same rows are split alike, whatever their file is called
 FEATURES_FILE = "features.json"
 
 
@@ -33,8 +34,8 @@ FEATURES_FILE = "features.json"
 class OwnData:
     """Where the table is and what its columns mean."""
 
-    path: Path
-    client: str  # column: who holds the row
+    path: Path  # a file, or a folder of files
+    client: str  # column: who holds the row; FILE_COLUMN: the file is the client
     label: str  # column: what is to be learnt
     group: str | None = None  # column: a declared group of clients (rural, urban), constant within a client
     drop: tuple[str, ...] = ()  # columns to leave out
@@ -64,16 +65,24 @@ class OwnFederation(NamedTuple):
 
     def text(self) -> str:
         """Return what `FEATURES_FILE` holds: all that is needed to read new rows as these."""
-        content = self.columns._asdict() | {"preprocessing": json.loads(self.columns.preprocessing.to_json())}
-        return json.dumps(content, indent=1)
+        return columns_text(self.columns)
+
+
+def columns_text(columns: Columns) -> str:
+    """Return the columns as JSON."""
+    return json.dumps(columns._asdict() | {"preprocessing": json.loads(columns.preprocessing.to_json())}, indent=1)
+
+
+def columns_in(content: Mapping[str, Any]) -> Columns:
+    """Return the columns that JSON describes."""
+    preprocessing = Preprocessing.from_json(json.dumps(content["preprocessing"]))
+    return Columns(preprocessing, tuple(content["classes"]), content["target_mean"], content["target_std"])
 
 
 def load_columns(folder: Path) -> Columns:
     """Return what a run folder says about the columns."""
     try:
-        content = json.loads((folder / FEATURES_FILE).read_text(encoding="utf-8"))
-        preprocessing = Preprocessing.from_json(json.dumps(content["preprocessing"]))
-        return Columns(preprocessing, tuple(content["classes"]), content["target_mean"], content["target_std"])
+        return columns_in(json.loads((folder / FEATURES_FILE).read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"damaged: {folder / FEATURES_FILE} is not what a run writes ({error!r}).") from error
 
@@ -95,7 +104,7 @@ def own_federation(own: OwnData) -> OwnFederation:
     names, owner = owners(table, own)
     targets, classes = learnt(table, own, notes)
     raw = RawData(
-        name=own.path.stem,
+        name=TABLE,
         inputs=torch.zeros(len(table), 0),
         targets=torch.from_numpy(targets),
         n_classes=len(classes),
@@ -104,7 +113,7 @@ def own_federation(own: OwnData) -> OwnFederation:
     )
     dealt = partition(raw, "natural", None, own.seed, min_examples=1)
     manifest = split(raw, dealt, test=own.test, validation=own.validation)
-    inputs = [c for c in table.columns if c not in {own.client, own.label, own.group, *own.drop}]
+    inputs = [c for c in table.columns if c not in {own.client, own.label, own.group, FILE_COLUMN, *own.drop}]
     training = np.concatenate([client.train for client in manifest])
     preprocessing = fit_preprocessing(table, training, inputs)
     columns = Columns(preprocessing, classes)
@@ -160,7 +169,7 @@ def owners(table: Table, own: OwnData) -> tuple[list[str], np.ndarray]:
 
 def table_fingerprint(table: Table, own: OwnData) -> dict[str, str]:
     """Return the SHA-256 of every column that counts, and of how the rows are shared out."""
-    shares = f"test {own.test}, validation {own.validation}, seed {own.seed}, task {own.task}"
+    shares = f"test {own.test}, validation {own.validation}, seed {own.seed}, task {own.task}, drawn for '{TABLE}'"
     found = {"number of rows": str(len(table)), "shares": shares}
     for name, values in table.columns.items():
         if name not in own.drop:

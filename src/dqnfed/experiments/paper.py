@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dqnfed.experiments.config import preset_names, read_config
+
+PAPER_SEEDS = 5  # over which the paper averages its tables
 Row = tuple[float | None, ...]
 
 
@@ -30,6 +33,11 @@ class PrintedTable(NamedTuple):
     def printed_name(self, algorithm: str) -> str | None:
         """Return the name under which the paper prints a method, or None where it does not."""
         return next((name for name in self.rows if _plain(algorithm) in _names(name)), None)
+
+
+def paper_rounds(table: PrintedTable) -> int | None:
+    """Return the rounds of the preset that repeats the paper's experiment; None where there is none."""
+    return read_config(table.key).train.rounds if table.key in preset_names() else None
 
 
 TAIL_10 = ("mean", "std", "worst10", "best10")

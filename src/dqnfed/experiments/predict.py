@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +15,9 @@ from torch import nn
 
 import dqnfed.models  # noqa: F401  a loaded run builds its module with these
 from dqnfed.core.result import RunResult
+from dqnfed.data.features import Preprocessing
 from dqnfed.data.raw import DataError
-from dqnfed.data.table import NPZ_ERRORS, read_table, with_extremes
+from dqnfed.data.table import NPZ_ERRORS, Table, as_text, read_table, with_extremes
 from dqnfed.experiments.own_data import FEATURES_FILE, load_columns
 
 
@@ -106,12 +110,77 @@ def refuse_not_finite(inputs: np.ndarray, path: Path) -> None:
         )
 
 
-@torch.no_grad()
-def predictions(run: Path, data: Path) -> np.ndarray:
-    """Return the predicted class (or value) of every example.
+class Predictions(NamedTuple):
+    """What the model says about every row, and which values of it training had not seen."""
 
-    A model trained on your own table reads a table with the same columns, and answers with the names of the classes.
+    ids: list[str]
+    probabilities: np.ndarray | None  # [N, classes]; None for regression
+    values: np.ndarray | None  # [N] in the target's own units; None for classification
+    classes: tuple[str, ...]  # names of the classes; empty for regression
+    unseen: list[str] | None  # names of the columns whose category is new, separated by ;
+    out_of_range: list[str] | None  # names of the columns whose number lies outside training; None: not known
+
+    def answers(self) -> list[str]:
+        """Return the class or the value of every row, as text."""
+        if self.probabilities is not None:
+            return [self.classes[i] for i in self.probabilities.argmax(1)]
+        assert self.values is not None
+        return [number(value) for value in self.values.tolist()]
+
+    def csv_text(self) -> str:
+        """Return a table with a header: id, class and probability of each class (or value), then the marks."""
+        head, columns = ["id"], [self.ids, self.answers()]
+        if self.probabilities is None:
+            head.append("value")
+        else:
+            head += ["class", *(f"probability_{name}" for name in self.classes)]
+            columns += [[number(p) for p in column] for column in self.probabilities.T.tolist()]
+        for name, marks in (("unseen", self.unseen), ("out_of_range", self.out_of_range)):
+            if marks is not None:
+                head.append(name)
+                columns.append(marks)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([head, *zip(*columns, strict=True)])
+        return text.getvalue()
+
+
+def number(value: float) -> str:
+    """Return nine significant digits: as many as float32 has, and one more."""
+    return f"{value:.9g}"
+
+
+def predictions(run: Path, data: Path, id_column: str | None = None) -> Predictions:
+    """Return what the trained model says about every example of a file.
+
+    A model trained on a table reads one with the same columns; `id_column` names the rows, by default a column called
+    id, else they are counted from 1.
     """
+    result = trained_run(run)
+    module = result.model()
+    if not (run / FEATURES_FILE).is_file():
+        if id_column is not None:
+            raise DataError(
+                f"{run} was trained on arrays, whose rows have no names; leave --id out, and rows are counted from 1."
+            )
+        assert result.model_spec is not None
+        outputs = outputs_of(module, read_inputs(data, tuple(result.model_spec["input_shape"])))
+        ids = [str(row) for row in range(1, len(outputs) + 1)]
+        if outputs.shape[-1] == 1:
+            return Predictions(ids, None, outputs.squeeze(-1).double().numpy(), (), None, None)
+        classes = tuple(str(c) for c in range(outputs.shape[-1]))
+        return Predictions(ids, probabilities_of(outputs), None, classes, None, None)
+    learnt = load_columns(run)
+    table = with_extremes(read_table(data), learnt.preprocessing.numbers, "refuse", [], farthest=math.inf)
+    outputs = outputs_of(module, torch.from_numpy(learnt.preprocessing.apply(table)))
+    ids, unseen, outside = ids_of(table, id_column), *marks_of(learnt.preprocessing, table)
+    if learnt.classes:
+        return Predictions(ids, probabilities_of(outputs), None, learnt.classes, unseen, outside)
+    values = outputs.squeeze(-1).double().numpy() * learnt.target_std + learnt.target_mean
+    return Predictions(ids, None, values, (), unseen, outside)
+
+
+def trained_run(run: Path) -> RunResult:
+    """Return a finished run whose model can be built and used, or raise with what is missing."""
     result = RunResult.load(run)
     if result.model_spec is None:
         raise ValueError(f"{run} was trained on a module of your own; use RunResult.load(...).model(MyModule()).")
@@ -121,20 +190,40 @@ def predictions(run: Path, data: Path) -> np.ndarray:
             f"the model of {run} has {n} of {len(result.theta)} weights that are not finite numbers, so it predicts "
             f"nothing (status: {result.summary['status']}); train again with a smaller learning rate."
         )
-    module = result.model()
-    if (run / FEATURES_FILE).is_file():
-        learnt = load_columns(run)
-        table = with_extremes(read_table(data), learnt.preprocessing.numbers, "refuse", [], farthest=math.inf)
-        outputs = outputs_of(module, torch.from_numpy(learnt.preprocessing.apply(table)))
-        if learnt.classes:
-            return np.take(np.array(learnt.classes), outputs.argmax(-1).numpy())
-        values: np.ndarray = outputs.squeeze(-1).double().numpy() * learnt.target_std + learnt.target_mean
-        return values
-    outputs = outputs_of(module, read_inputs(data, tuple(result.model_spec["input_shape"])))
-    chosen = outputs.argmax(-1) if outputs.shape[-1] > 1 else outputs.squeeze(-1)
-    return np.asarray(chosen.numpy())
+    return result
 
 
+def probabilities_of(outputs: torch.Tensor) -> np.ndarray:
+    """Return the classes' probabilities [N, C] in float64."""
+    return np.asarray(outputs.double().softmax(-1).numpy())
+
+
+def ids_of(table: Table, column: str | None) -> list[str]:
+    """Return the rows' names: those of a column, by default one called id, else the numbers from 1."""
+    if column is None:
+        column = next((name for name in table.columns if name.lower() == "id"), None)
+    if column is None:
+        return [str(row) for row in range(1, len(table) + 1)]
+    return [str(name) for name in as_text(table.column(column, "rows' names"))]
+
+
+def marks_of(preprocessing: Preprocessing, table: Table) -> tuple[list[str], list[str] | None]:
+    """Return for every row the columns whose category is new, and those whose number is outside training's range.
+
+    The second is None where the run kept no ranges.
+    """
+    unseen = {c.name: c.unseen(as_text(table.column(c.name, "inputs"))) for c in preprocessing.categorical}
+    ranged = [c for c in preprocessing.numeric if c.low is not None or c.high is not None]
+    outside = {c.name: c.out_of_range(table.column(c.name, "inputs")) for c in ranged}
+    known = bool(ranged) or not preprocessing.numeric
+    return marked(unseen, len(table)), marked(outside, len(table)) if known else None
+
+
+def marked(found: Mapping[str, np.ndarray], n_rows: int) -> list[str]:
+    return [";".join(name for name, is_marked in found.items() if is_marked[row]) for row in range(n_rows)]
+
+
+@torch.no_grad()
 def outputs_of(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """Return the model's outputs, or raise where they are not finite: no prediction follows from them."""
     if inputs.is_floating_point():

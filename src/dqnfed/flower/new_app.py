@@ -6,6 +6,8 @@ import re
 from importlib import resources
 from pathlib import Path
 
+from dqnfed.data.schema import read_schema
+
 FILES = {  # template -> path in the app
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -18,9 +20,27 @@ FILES = {  # template -> path in the app
     "__init__.py": "{package}/__init__.py",
 }
 
+TABLE_FILES = {  # of an app that trains on the sites' tables, which has no task.py
+    "pyproject.toml": "pyproject.toml",
+    "gitignore": ".gitignore",
+    "table_README.md": "README.md",
+    "table_experiment.toml": "{package}/experiment.toml",
+    "table_client_app.py": "{package}/client_app.py",
+    "table_server_app.py": "{package}/server_app.py",
+    "table_main.py": "{package}/__main__.py",
+    "__init__.py": "{package}/__init__.py",
+}
 
-def new_app(folder: Path, *, clients: int = 3, algorithm: str = "dqn-fed", rounds: int = 10) -> list[Path]:
-    """Return the files of a new Flower app, written to a folder that is new or empty."""
+
+def new_app(
+    folder: Path, *, clients: int = 3, algorithm: str = "dqn-fed", rounds: int = 10, table: Path | None = None
+) -> list[Path]:
+    """Return the files of a new Flower app, written to a folder that is new or empty.
+
+    `table` is the schema of the sites' tables; such an app needs no code.
+    """
+    if table is not None:
+        read_schema(table)  # refused here if it is wrong
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} already exists and is not an empty folder; choose another name.")
     if clients < 1:
@@ -37,12 +57,15 @@ def new_app(folder: Path, *, clients: int = 3, algorithm: str = "dqn-fed", round
         "out": (folder.resolve() / "run").as_posix(),
     }
     written = []
-    for template, place in FILES.items():
+    for template, place in FILES.items() if table is None else TABLE_FILES.items():
         text = (resources.files("dqnfed.flower") / "app_template" / f"{template}.txt").read_text(encoding="utf-8")
         path = folder / place.format(package=words["package"])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_filled(text, words), encoding="utf-8")
         written.append(path)
+    if table is not None:
+        written.append(folder / words["package"] / "schema.toml")
+        written[-1].write_text(table.read_text(encoding="utf-8"), encoding="utf-8")
     return written
 
 

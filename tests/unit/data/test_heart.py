@@ -176,7 +176,7 @@ def test_a_run_needs_no_files_and_no_network_and_predicts_for_new_patients(
     chosen = result.model()(federation_of(raw, manifest).test.inputs).argmax(-1)
     is_zero = np.array([row[4] != "" and float(row[4]) == 0 for row in rows])  # a table says "" for missing, not 0
     is_zero |= np.array([row[3] != "" and float(row[3]) == 0 for row in rows])
-    said = predictions(tmp_path / "run", tmp_path / "new.csv")
+    said = np.array(predictions(tmp_path / "run", tmp_path / "new.csv").answers())
     expected = np.array(["no disease", "disease"])[chosen.numpy()]
     assert said[~is_zero].tolist() == expected[~is_zero].tolist()
     assert (~is_zero).sum() > 100
