@@ -76,6 +76,10 @@ class Recorded(Replies[U], Generic[U]):
         self._asked.note("rows")
         return self._plain.rows(field)
 
+    def put(self, field: str, places: Tensor, store: Tensor, slots: Tensor) -> Tensor:
+        self._asked.note("rows")
+        return self._plain.put(field, places, store, slots)
+
     def take(self, places: Tensor) -> Self:
         return type(self)(self._plain.take(places).updates, self._asked)
 

@@ -61,7 +61,7 @@ class Votes:
         if float(state.alpha) == 0.0 or bool(state.is_back):
             return 1.0
         exact = self.gradients and not self.robust  # robust losses do not tell a rise by less than JUMP_ALL
-        jump = (JUMP_EXACT if exact else JUMP_ALL) if _is_all(cohort) else JUMP
+        jump = (JUMP_EXACT if exact else JUMP_ALL) if len(cohort.clients) == cohort.n_clients else JUMP
         known, usual = state.losses[cohort.clients].numpy(), float(state.losses.nanmean())
         is_known, steps = np.isfinite(known), int(state.depth) - state.depths[cohort.clients].numpy()
         before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
@@ -85,7 +85,7 @@ class Votes:
             starts = np.where(np.isfinite(starts) | np.isfinite(before), starts, float(known.max()))
         counts = np.isfinite(starts)
         lower = np.fmin(losses - float(state.floor), before)[counts]  # NaN: no reply since the last restart
-        jump = JUMP_ALL if _is_all(cohort) else JUMP
+        jump = JUMP_ALL if len(cohort.clients) == cohort.n_clients else JUMP
         return bool(counts.any()) and not loss_ratio(lower, starts[counts], robust=self.robust) <= jump
 
     def shortened(self, state: VotesState, factor: float) -> VotesState:
@@ -105,7 +105,7 @@ class Votes:
         known, now = state.losses[cohort.clients].numpy(), losses - float(state.floor)
         share, again = votes_for_longer(along, now, known), np.isfinite(known)
         log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
-        rise = RISE_ALL if _is_all(cohort) and not self.robust else RISE
+        rise = RISE_ALL if len(cohort.clients) == cohort.n_clients and not self.robust else RISE
         if again.any() and not loss_ratio(now[again], known[again], robust=self.robust) <= rise:
             log_m -= log(2.0)
         highest = LIMIT if n_known >= enough_clients(cohort.n_clients) else 0.0
@@ -118,7 +118,7 @@ class Votes:
         """
         if bool(state.is_back):
             return 1.0
-        if isnan(share) or not _is_all(cohort):
+        if isnan(share) or len(cohort.clients) < cohort.n_clients:
             return inf
         return share + 0.5 if share < 0.5 else GROWTH
 
@@ -132,7 +132,3 @@ class Votes:
         if self.gradients and n_known < enough:  # the second factor: the same clients were asked again
             alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
         return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha
-
-
-def _is_all(cohort: Cohort) -> bool:
-    return len(cohort.clients) == cohort.n_clients
