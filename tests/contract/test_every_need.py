@@ -21,7 +21,7 @@ def test_the_first_need_is_that_of_the_default_method(name: str) -> None:
     assert prepared.info.needs[0].split()[0] == prepared.needs
 
 
-@pytest.mark.parametrize("share", [1.0, 2 / 3])
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 2 / 3])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_server_asks_exactly_for_what_it_needs(name: str, share: float) -> None:
     case, asked = suited_case(name), Asked()

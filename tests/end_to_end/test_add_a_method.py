@@ -65,6 +65,7 @@ def test_the_guide_changes_no_file_but_those_of_the_generator() -> None:
     assert set(NEW_FILES[:2]) <= set(FILES)
 
 
+@pytest.mark.slow
 def test_the_new_methods_are_clean_and_pass_their_own_tests(clone: Path) -> None:
     run_in(clone, f".venv/bin/ruff check --no-cache src/dqnfed/algorithms/__init__.py {' '.join(NEW_FILES)}")
     run_in(clone, f".venv/bin/ruff format --no-cache --check src/dqnfed/algorithms/__init__.py {' '.join(NEW_FILES)}")

@@ -15,6 +15,7 @@ from dqnfed.data.load import load
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "options"),
     [
@@ -29,6 +30,7 @@ def test_a_benchmark_runs_and_writes_its_numbers(script: str, options: list[str]
     assert json.loads(found.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_whole_runs_are_timed(tmp_path: Path) -> None:
     options = ["digits", "fedavg", "--rounds", "3", "--repeat", "2", "--set", "eval.every=2"]
     *runs, last = printed("whole_runs.py", options, tmp_path).splitlines()

@@ -17,6 +17,7 @@ from tests.helpers.repository import ROOT
 
 BLOCKS = {page: blocks_of(page) for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 PAGES = [page for page, blocks in BLOCKS.items() if any(b.is_executed_python or b.is_executed_command for b in blocks)]
+LONG = ("use-a-model", "wrong-labels", "report", "datasets", "convex-workbench", "theorems")  # in `make test-all`
 LEFT_OUT = [block for blocks in BLOCKS.values() for block in blocks if block.reason_not_executed]
 
 
@@ -44,7 +45,10 @@ def run_commands(block: Block, folder: Path) -> None:
     assert done.returncode == 0, f"{where}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=name_of(p), marks=[pytest.mark.slow] if p.stem in LONG else []) for p in PAGES],
+)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__page__"}

@@ -144,6 +144,7 @@ def interrupted_parent(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [interrupted_group, pytest.param(interrupted_parent, marks=pytest.mark.slow)])
 def test_interrupted_and_gone_on(interrupt: Callable[[subprocess.Popen[str]], None], tmp_path: Path) -> None:
     """One Ctrl-C: every run ends after its round, saved, and no further one begins."""

@@ -120,6 +120,7 @@ def survives(experiment: Experiment, tmp_path: Path, *, n_kills: int) -> None:
     assert len(states) <= 2
 
 
+@pytest.mark.slow
 def test_killed_twice_and_resumed(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path, "dqn-fed", rounds=40, checkpoint_seconds=0.1, participation=0.3)
     survives(experiment, tmp_path, n_kills=2)

@@ -162,7 +162,9 @@ def test_presets_say_what_the_paper_leaves_out(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", NEEDS_FILES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[] if name == "dqn-fed" else [pytest.mark.slow]) for name in METHODS]
+)
 def test_presets_run_on_a_miniature(preset: str, method: str, miniature: Callable[[str], Path], tmp_path: Path) -> None:
     config = small(preset, miniature(read_config(preset).data.name)).with_algorithm(method)
     result = run_experiment(config, tmp_path / "run")

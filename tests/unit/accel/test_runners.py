@@ -83,6 +83,7 @@ def pool() -> Iterator[WorkerPool]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("method", "bowl"),

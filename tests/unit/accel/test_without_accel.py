@@ -66,6 +66,7 @@ def test_a_run_without_the_package_has_the_same_results(without: Path) -> None:
     assert found["loaded"] == []
 
 
+@pytest.mark.slow
 def test_the_command_line_without_the_package_writes_the_same_metrics(without: Path, tmp_path: Path) -> None:
     """`dqnfed run digits`, in double precision: every number of every round."""
     command = [sys.executable, "-m", "dqnfed", "run", "digits", "--rounds", "20", "--set", "run.dtype=float64"]

@@ -397,7 +397,7 @@ HARD_CLIENTS: dict[str, list[Client]] = {
 
 
 @pytest.mark.parametrize("name", HARD_CLIENTS)
-@pytest.mark.parametrize("size", [1, 2, 6])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 6])
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_hard_federations_end_below_their_start(name: str, size: int, work: dict[str, Any]) -> None:
     """Also with cohorts of one and two clients, over three orders of sampling."""

@@ -28,6 +28,7 @@ def training_mean(raw: RawData) -> np.ndarray:
     return sums.numpy() / (255 * pixels[:, 0].numel())
 
 
+@pytest.mark.slow
 def test_cifar10() -> None:
     raw = real("cifar10")
     assert raw.is_test is not None

@@ -47,7 +47,12 @@ def fits(shape: tuple[int, ...], declared: str, n: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
+QUICK = ("dqn-fed", "fedavg", "scaffold", "ditto", "fednl", "fedmgda-plus")  # the others in `make test-all`
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in METHODS]
+)
 def test_recorded_messages_have_the_fields_of_the_table(name: str) -> None:
     n, sent = suited_case(name).problem.n_parameters, recorded(name)
     kinds = {kind.__name__: kind for kind, methods in reply_kinds().items() if name in methods}

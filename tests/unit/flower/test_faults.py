@@ -159,7 +159,9 @@ def test_too_few_replies_hold_the_model() -> None:
     assert [record["status"] for record in result.history[1:]] == ["next", "hold", "next"]
 
 
-@pytest.mark.parametrize("name", ["dqn-fed", "scaffold", "ditto"])
+@pytest.mark.parametrize(
+    "name", ["dqn-fed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "ditto"))]
+)
 def test_a_restarted_node_starts_with_a_new_memory_or_reads_its_disk(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,9 +281,9 @@ def killed_at(moment: Moment) -> Any:
         ("dqn-fed", 0, 1, True, 1.0),  # where all take part there are two phases in the first round
         pytest.param("dqn-fed", 2, 0, True, 0.7, marks=pytest.mark.slow),
         ("dqn-fed", 2, 0, False, 0.7),
-        ("dqn-fed", 2, 0, True, 1.0),
+        pytest.param("dqn-fed", 2, 0, True, 1.0, marks=pytest.mark.slow),
         pytest.param("ditto", 0, 0, True, 0.7, marks=pytest.mark.slow),
-        ("ditto", 3, 0, True, 0.7),
+        pytest.param("ditto", 3, 0, True, 0.7, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_server_resumes_to_the_same_bits(

@@ -296,6 +296,7 @@ def test_a_page_is_measured_by_its_own_commands(tmp_path: Path, monkeypatch: pyt
     assert (folder / "figures" / "both-digits-clients.svg").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends Ctrl-C to a group of processes")
 def test_ctrl_c_saves_the_runs_of_a_page_and_the_same_call_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "docs" / "results"
