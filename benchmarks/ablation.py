@@ -4,15 +4,14 @@
     python benchmarks/ablation.py show --out runs/ablation.jsonl
 
 All variants run at DQN-Fed's defaults and the preset's learning rate; in gradient mode there is none. `--only` chooses
-problems. Lines are appended as runs end, and what is in the file is not run again.
+problems, `--variants` variants by a part of their name; with `--seconds` no run is begun that would not end in time.
+Lines are appended as runs end, and what is in the file is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,13 @@ from dqnfed.algorithms.parts import cache, votes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import local_training as runs
+from many_runs import read_lines, run_all
 
 NEVER = 1e300
 KEPT: dict[str, Any] = {
+    "LEAST": cache.LEAST,
+    "RISE": votes.RISE,
+    "RISE_ALL": votes.RISE_ALL,
     "insert": cache.Cache.insert,
     "client_step": dqn_fed.DQNFed.client_step,
     "retreat_by": votes.Votes.retreat_by,
@@ -78,7 +81,7 @@ VARIANTS = {
 }
 
 
-def learn_credit(self: Any, state: Any, cohort: Any, cut: Any, products: np.ndarray) -> Any:
+def learn_credit(self: Any, state: Any, cohort: Any, replies: Any, cut: Any, products: np.ndarray) -> Any:
     """Move the share of a reached rate that stays towards what clients that come again still want along their row."""
     for k, client in enumerate(cohort.clients.tolist()):
         for r in (state.client == client).nonzero().flatten().tolist():
@@ -86,7 +89,7 @@ def learn_credit(self: Any, state: Any, cohort: Any, cut: Any, products: np.ndar
             if rate > 0.0 and reached > 0.5 * rate:
                 wanted = min(max(float(products[k, len(cohort.clients) + r]) / rate, 0.0), 1.0)
                 cache.LEAST = 0.9 * cache.LEAST + 0.1 * wanted
-    return KEPT["insert"](self, state, cohort, cut, products)
+    return KEPT["insert"](self, state, cohort, replies, cut, products)
 
 
 def train_and_measure(self: Any, problem: Any, task: Any, sent: Any, memory: Any) -> Any:
@@ -102,7 +105,9 @@ def train_and_measure(self: Any, problem: Any, task: Any, sent: Any, memory: Any
 def outcome(task: dict[str, Any]) -> dict[str, Any]:
     """Run one variant and return its line."""
     settings, constants = VARIANTS[task["problem"]][task["variant"]]
-    cache.LEAST, votes.RISE = constants.get("cache.LEAST", 0.3), constants.get("votes.RISE", 1.3)
+    cache.LEAST = constants.get("cache.LEAST", KEPT["LEAST"])
+    votes.RISE = constants.get("votes.RISE", KEPT["RISE"])
+    votes.RISE_ALL = constants.get("votes.RISE", KEPT["RISE_ALL"])
     votes.Votes.retreat_by = (lambda *_: 1.0) if "retreat" in constants else KEPT["retreat_by"]
     votes.Votes.is_above_start = (lambda *_: False) if "retreat" in constants else KEPT["is_above_start"]
     cache.Cache.insert = learn_credit if "learnt credit" in constants else KEPT["insert"]
@@ -143,22 +148,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", default="0:5")
+    parser.add_argument("--variants", nargs="*", default=[""])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="runs that would end later are not begun")
     given = parser.parse_args()
-    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    lines = read_lines(given.out)
     if given.command == "show":
         show(lines)
         return
     first, last = map(int, given.seeds.split(":"))
     done = {(x["problem"], x["variant"], x["seed"]) for x in lines}
-    todo = [(p, v, s) for p in given.only for s in range(first, last) for v in VARIANTS[p] if (p, v, s) not in done]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(given.jobs) as pool, given.out.open("a") as file:
-        tasks = ({"kind": "ablation", "problem": p, "method": "dqn-fed", "variant": v, "seed": s} for p, v, s in todo)
-        for n, future in enumerate(as_completed([pool.submit(outcome, t) for t in tasks]), 1):
-            file.write(json.dumps(future.result()) + "\n")
-            file.flush()
-            sys.stderr.write(f"{n} of {len(todo)}\r")
+    todo = [
+        {"kind": "ablation", "problem": problem, "method": "dqn-fed", "variant": variant, "seed": seed}
+        for problem in given.only
+        for seed in range(first, last)
+        for variant in VARIANTS[problem]
+        if any(part in variant for part in given.variants) and (problem, variant, seed) not in done
+    ]
+    run_all(todo, outcome, given.out, jobs=given.jobs, seconds=given.seconds)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@
     python benchmarks/local_training.py run  --out runs/local.jsonl --jobs 6 --seeds 0:5
     python benchmarks/local_training.py rates --out runs/local.jsonl --jobs 6 --seeds 0:3
     python benchmarks/local_training.py starts --out runs/local.jsonl --jobs 6 --seeds 0:5
+    python benchmarks/local_training.py kept --out runs/local.jsonl --jobs 6 --seeds 0:5
     python benchmarks/local_training.py show --out runs/local.jsonl
 
 `tune` takes one seed and validation data (a tenth of each client's), the same number of values for every method; `run`
 takes each method's best value (mean score over the last quarter of the evaluations); `rates` takes DQN-Fed and FedAvg
 at 1/3, 1 and 3 times the preset's learning rate; `starts` takes DQN-Fed with one full gradient a round and different
-step lengths at the start. Lines are appended as runs end, and what is in the file is not run
-again. `--only` chooses problems.
+step lengths at the start; `kept` the same at its defaults, the model of the lowest validation loss kept, with different
+shares of the training examples held out for that. Lines are appended as runs end, and what is in the file is not run
+again. `--only` chooses problems, `--methods` methods; with `--seconds` no run is begun that would not end in time.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from many_runs import read_lines, run_all
 
 LOCAL_DIGITS = ("train.epochs=2", "train.batch_size=16", "train.lr=0.3", "train.rounds=60", "eval.every=5")
 PROBLEMS: dict[str, tuple[str, ...]] = {
@@ -59,6 +63,8 @@ GRIDS: dict[str, list[dict[str, float]]] = {
     "term": [{"t": t, "lr": r} for t in (0.5, 2.0) for r in (1.0, 2.0)],
 }
 METHODS = ["dqn-fed", *GRIDS]
+STARTS = (0.01, 0.1, 1.0)  # of the step length
+HELD_OUT = (0.1, 0.05, 0.02)  # shares of the training examples that choose the model
 
 
 def config_of(problem: str, method: str, settings: dict[str, float], seed: int, extra: tuple[str, ...] = ()) -> Any:
@@ -117,29 +123,31 @@ def best_settings(lines: list[dict[str, Any]], problem: str, method: str) -> dic
     return dict(max(tuned, key=lambda x: np.nan_to_num(last_quarter(x)[0], nan=-1.0))["settings"])
 
 
-def tasks(kind: str, problems: list[str], seeds: range, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def settings_of(kind: str, lines: list[dict[str, Any]], problem: str, method: str) -> Iterator[dict[str, Any]]:
+    """Yield the settings that a command gives a method, and what it changes in the config."""
+    if kind == "tune":
+        yield from ({"settings": settings} for settings in GRIDS.get(method, []))
+    elif kind == "run":
+        yield {"settings": best_settings(lines, problem, method)}
+    elif kind == "rates" and method in ("dqn-fed", "fedavg"):
+        step = {"server_lr": 1.0} if method == "fedavg" else {}
+        yield from ({"settings": {"lr": factor} | step} for factor in (1 / 3, 1.0, 3.0))
+    elif kind == "starts" and method == "dqn-fed":
+        extra = ["algorithms.dqn-fed.step=votes"]
+        yield from ({"settings": {"step_size": start}, "extra": extra} for start in STARTS)
+    elif kind == "kept" and method == "dqn-fed":
+        yield from ({"settings": {}, "extra": [f"data.validation={share:g}", "eval.select=loss"]} for share in HELD_OUT)
+
+
+def tasks(
+    kind: str, problems: list[str], seeds: range, methods: list[str], lines: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Yield the tasks of a command."""
     for problem in problems:
-        if kind == "tune":
-            for method, grid in GRIDS.items():
-                for settings in grid:
-                    yield {"kind": kind, "problem": problem, "method": method, "settings": settings, "seed": 99}
-        elif kind == "run":
-            for seed in seeds:
-                for method in METHODS:
-                    settings = best_settings(lines, problem, method)
-                    yield {"kind": kind, "problem": problem, "method": method, "settings": settings, "seed": seed}
-        elif kind == "starts":
-            for seed in seeds:
-                for start in (0.01, 0.1, 1.0):
-                    task = {"kind": kind, "problem": problem, "method": "dqn-fed", "seed": seed}
-                    yield {**task, "settings": {"step_size": start}, "extra": ["algorithms.dqn-fed.step=votes"]}
-        else:
-            for seed in seeds:
-                for factor in (1 / 3, 1.0, 3.0):
-                    for method in ("dqn-fed", "fedavg"):
-                        settings = {"lr": factor} | ({"server_lr": 1.0} if method == "fedavg" else {})
-                        yield {"kind": kind, "problem": problem, "method": method, "settings": settings, "seed": seed}
+        for seed in [99] if kind == "tune" else seeds:
+            for method in methods:
+                for chosen in settings_of(kind, lines, problem, method):
+                    yield {"kind": kind, "problem": problem, "method": method, "seed": seed, **chosen}
 
 
 def smoothed(line: dict[str, Any]) -> list[tuple[int, float]]:
@@ -223,9 +231,19 @@ def show_starts(problem: str, lines: list[dict[str, Any]]) -> None:
         out("  " + " ".join(f"{r}:{v:.1f}" for r, v in zip(rounds, curve, strict=True)))
 
 
+def show_kept(problem: str, lines: list[dict[str, Any]]) -> None:
+    """Print the models of the lowest validation loss."""
+    runs = [x for x in lines if x["kind"] == "kept" and x["problem"] == problem and "kept" in x]
+    for extra in sorted({tuple(x["extra"]) for x in runs}):
+        same = [x for x in runs if tuple(x["extra"]) == extra]
+        ends = np.array([kept_scores(x) for x in same])
+        out(f"\n{problem}, {' '.join(extra)}, {len(same)} seeds: {' / '.join(f'{v:.1f}' for v in ends.mean(axis=0))}")
+        out("  means by seed " + " ".join(f"{v:.1f}" for v in ends[:, 0]))
+
+
 def show(lines: list[dict[str, Any]]) -> None:
     """Print all tables."""
-    for part in (show_comparison, show_rates, show_starts):
+    for part in (show_comparison, show_rates, show_starts, show_kept):
         for problem in PROBLEMS:
             part(problem, lines)
 
@@ -233,33 +251,24 @@ def show(lines: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("tune", "run", "rates", "starts", "show"))
+    parser.add_argument("command", choices=("tune", "run", "rates", "starts", "kept", "show"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=list(PROBLEMS), default=None)
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", default="0:5")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no run starts after so many seconds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="runs that would end later are not begun")
     given = parser.parse_args()
-    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    lines = read_lines(given.out)
     if given.command == "show":
         show(lines)
         return
-    only = given.only or list(FULL if given.command == "starts" else PROBLEMS.keys() - FULL)
+    usual = {"starts": list(FULL), "kept": ["setup1-full"]}
+    only = given.only or usual.get(given.command, list(PROBLEMS.keys() - FULL))
     first, last = map(int, given.seeds.split(":"))
     done = {key(x) for x in lines}
-    todo = [t for t in tasks(given.command, only, range(first, last), lines) if key(t) not in done]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + given.seconds
-    with ProcessPoolExecutor(given.jobs) as pool, given.out.open("a") as file:
-        waiting = {pool.submit(outcome, t) for t in todo}
-        for n, future in enumerate(as_completed(waiting), 1):
-            if future.cancelled():
-                continue
-            file.write(json.dumps(future.result()) + "\n")
-            file.flush()
-            sys.stderr.write(f"{n} of {len(todo)}\r")
-            if time.monotonic() > end:
-                pool.shutdown(wait=False, cancel_futures=True)
+    todo = tasks(given.command, only, range(first, last), given.methods, lines)
+    run_all((t for t in todo if key(t) not in done), outcome, given.out, jobs=given.jobs, seconds=given.seconds)
 
 
 if __name__ == "__main__":

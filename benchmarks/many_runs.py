@@ -1,0 +1,81 @@
+"""Many runs in few processes that keep the datasets, one line of JSON a run; what is in the file is not run again."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+Task = dict[str, Any]
+Outcome = Callable[[Task], Task]
+
+
+def read_lines(path: Path) -> list[Task]:
+    """Return the lines of a file; there is none yet: no line. One that a kill cut short is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def kept_datasets() -> None:
+    """Make this process read every dataset once, and deal it once for a seed."""
+    from dqnfed.experiments import data_source as module
+    from dqnfed.experiments import experiment
+
+    module.load = cache(module.load)
+    made, kept = module.data_source, {}
+
+    def data_source(data: Any, seed: int, score: str | None = None) -> Any:
+        key = (data.model_dump_json(), seed, score)
+        if key not in kept:
+            kept.clear()  # one federation at a time: tasks come sorted by problem and seed
+            kept[key] = made(data, seed, score)
+        return kept[key]
+
+    experiment.data_source = data_source
+
+
+class Clock:
+    """When the runs must be over, and how long one of a kind has taken so far."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        self.lasted: dict[Any, list[float]] = defaultdict(list)
+
+    def leaves_time_for(self, kind: Any) -> bool:
+        """Return whether a run like those before would end in time."""
+        return time.monotonic() + max(self.lasted[kind], default=0.0) <= self.end
+
+
+def run_all(todo: Iterable[Task], outcome: Outcome, path: Path, *, jobs: int, seconds: float) -> None:
+    """Run the tasks and append their lines as they end; none is begun that would not end in time."""
+    waiting, clock = list(todo), Clock(seconds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    n_all, n_done, running = len(waiting), 0, dict[Future[Task], tuple[Any, float]]()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=kept_datasets) as pool, path.open("a") as file:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                task = waiting.pop(0)
+                kind = (task["problem"], task["method"])
+                if clock.leaves_time_for(kind):
+                    running[pool.submit(outcome, task)] = kind, time.monotonic()
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                kind, began = running.pop(future)
+                clock.lasted[kind].append(time.monotonic() - began)
+                file.write(json.dumps(future.result()) + "\n")
+                file.flush()
+                n_done += 1
+                sys.stderr.write(f"{n_done} of {n_all}\n")
