@@ -17,7 +17,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.seeds import newest_last
-from dqnfed.maths.gramian import combine, cross_products
+from dqnfed.maths.gramian import cross_products
 
 IntArray = NDArray[np.int64]
 LEAST = 0.3  # of a rate stays when all of it was reached: a client that is asked again wants more
@@ -69,8 +69,9 @@ class Cache:
 
     def absent(self, state: CacheState, cohort: Cohort) -> IntArray:
         """Return the slots of clients that are not in the cohort."""
-        client = state.client.numpy()
-        return np.flatnonzero((client != FREE) & ~np.isin(client, cohort.clients.numpy()))
+        client, is_here = state.client.numpy(), np.zeros(cohort.n_clients, dtype=np.bool_)
+        is_here[cohort.clients.numpy()] = True
+        return np.flatnonzero((client != FREE) & ~is_here[client])  # FREE is the last client here, and free
 
     def rates(self, state: CacheState, absent: IntArray) -> FloatArray:
         """Return what is left of the rates in these slots."""
@@ -79,10 +80,11 @@ class Cache:
         return np.asarray(rate * np.clip(left, LEAST, 1.0))
 
     def combine(self, state: CacheState, absent: IntArray, weights: FloatArray) -> Tensor:
-        """Return the weighted sum of the rows in these slots."""
-        on_rows = np.zeros(len(state.used))
-        on_rows[absent] = weights
-        return combine(torch.from_numpy(on_rows), state.used)
+        """Return the weighted sum of the rows in these slots; most weights are zero, and their rows are not read."""
+        total, active = torch.zeros_like(state.rows[0]), weights.nonzero()[0]
+        for slot, weight in zip(absent[active].tolist(), weights[active].tolist(), strict=True):
+            total.add_(state.rows[slot], alpha=weight)
+        return total
 
     def moved(self, state: CacheState, change: FloatArray) -> CacheState:
         """Return the cache after a step that changes g_j'(theta_j - theta) by `change` [S]."""
