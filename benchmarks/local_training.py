@@ -8,7 +8,8 @@
     python benchmarks/local_training.py show --out runs/local.jsonl
 
 `tune` takes one seed and validation data (a tenth of each client's), the same number of values for every method; `run`
-takes each method's best value (mean score over the last quarter of the evaluations); `rates` takes DQN-Fed and FedAvg
+takes each method's best value (mean score over the last quarter of the evaluations; of tuned.toml where the file has no
+tuning); `rates` takes DQN-Fed and FedAvg
 at 1/3, 1 and 3 times the preset's learning rate; `starts` takes DQN-Fed with one full gradient a round and different
 step lengths at the start; `kept` the same at its defaults, the model of the lowest validation loss kept, with different
 shares of the training examples held out for that. Lines are appended as runs end, and what is in the file is not run
@@ -22,6 +23,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,8 +120,11 @@ def kept_scores(line: dict[str, Any]) -> np.ndarray:
 def best_settings(lines: list[dict[str, Any]], problem: str, method: str) -> dict[str, float]:
     """Return the tuned settings of a method: the highest mean on validation data."""
     tuned = [x for x in lines if (x["kind"], x["problem"], x["method"]) == ("tune", problem, method) and "curve" in x]
-    if method == "dqn-fed" or not tuned:
+    if method == "dqn-fed":
         return {}
+    if not tuned:
+        known = tomllib.loads((Path(__file__).parent / "tuned.toml").read_text())
+        return dict(known.get(problem, {}).get(method, {}))
     return dict(max(tuned, key=lambda x: np.nan_to_num(last_quarter(x)[0], nan=-1.0))["settings"])
 
 
