@@ -107,6 +107,7 @@ class EvalBlock(Block):
     participants_every: int = Field(default=1, ge=1)  # rounds between measurements of the participants' losses
     part: Literal["train", "validation", "test"] = "test"
     metrics: Literal["per-client", "aggregate-only"] = "per-client"
+    clients: int | None = Field(default=None, ge=1)  # so many, a stratified sample; default: all, of over 10,000 1,000
     patience: int | None = Field(default=None, ge=1)  # evaluations without a better mean validation score
     select: Literal["last", "loss", ValidationMeasure] = "last"  # the model that is kept: the last, or the best one
     score: Literal["accuracy", "auc", "f1", "loss"] | None = None  # default: accuracy, or the loss of a regression

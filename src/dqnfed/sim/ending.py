@@ -71,6 +71,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "unused": unused_settings(setup.algorithm),
         "mode": setup.algorithm.mode,
         "untested": len(setup.federation.untested),
+        **({} if len(setup.evaluated) == setup.federation.n_clients else {"evaluated": len(setup.evaluated)}),
         **privacy_facts(setup, state),
     }
     theta, layout = kept_model(setup, state).detach().cpu(), problem.layout

@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dqnfed.core.algorithm import (
     AnyAlgorithm,
     is_number,
 )
 from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.federation import Federation
+from dqnfed.core.known import Known
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import RunFolder, claimed
@@ -37,6 +36,7 @@ from dqnfed.sim.journal import DeferredLog, Journal
 from dqnfed.sim.measure import model_columns, start_record
 from dqnfed.sim.observers import Observer, report_failure
 from dqnfed.sim.rounds import run_round
+from dqnfed.sim.sample import sample_line
 from dqnfed.sim.selection import check_select
 from dqnfed.sim.setup import check_rounds, fresh_state, identity_of, plain_config, set_up
 from dqnfed.sim.state import Completion, Evaluation, Record, Setup, State
@@ -141,6 +141,8 @@ def _run_loop(
     resume: bool,
     faster: Acceleration,
 ) -> RunResult:
+    if line := sample_line(len(setup.evaluated), setup.federation.n_clients):
+        logger.info("%s", line)
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
     identity = {} if folder is None else identity_of(setup)
@@ -231,6 +233,6 @@ def interrupt_flag() -> Iterator[threading.Event]:
 def _save(folder: RunFolder, setup: Setup, state: State, identity: Record) -> None:
     folder.settle()
     if setup.evaluation.metrics == "aggregate-only":
-        state = replace(state, losses=torch.full_like(state.losses, torch.nan), claims=None)
+        state = replace(state, losses=Known.none(), claims=None)
     save_checkpoint(folder.path, state, identity, folder.lengths())
     logger.info("checkpoint after round %d", state.round - 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range, check_types
 from dqnfed.core.consistency import ConsistencyState
 from dqnfed.core.federation import Federation
+from dqnfed.core.known import Known
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.runners import CohortRunner, IndexedRunner, PerClientRunner
@@ -20,6 +21,7 @@ from dqnfed.secure.noise import Privacy
 from dqnfed.sim.choice import LAST, SELECTS, Choice
 from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.sample import evaluated_clients
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
@@ -34,6 +36,7 @@ class Evaluation:
     participants: bool = True  # every participant's training loss before and after each round (rho needs it)
     participants_every: int = 1  # rounds between these
     part: str = "test"  # train | validation | test: the examples that the score is taken on
+    clients: int | None = None  # so many are evaluated, a stratified sample; None: all, of more than 10,000 1,000
     metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
     patience: int | None = None  # evaluations without a better mean validation score before the run stops
     select: str = LAST  # last | loss | mean | worst10 | worst5 | min: which model is kept, by validation examples
@@ -45,8 +48,9 @@ class Evaluation:
         check_choice(self, "part", ("train", "validation", "test"))
         check_choice(self, "metrics", ("per-client", "aggregate-only"))
         check_choice(self, "select", SELECTS)
-        if self.patience is not None:
-            check_range(self, "patience", low=1)
+        for name in ("patience", "clients"):
+            if getattr(self, name) is not None:
+                check_range(self, name, low=1)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ class Setup:
         return self.runner if isinstance(self.runner, IndexedRunner) else None
 
     @cached_property
+    def evaluated(self) -> Tensor:
+        """The clients that are evaluated, ascending."""
+        return evaluated_clients(self.federation, self.evaluation.part, self.evaluation.clients, self.seed)  # type: ignore[arg-type]
+
+    @cached_property
     def model_names(self) -> list[str]:
         """The models that the method evaluates, the primary one first."""
         return self.clients.model_names(self)
@@ -92,7 +101,7 @@ class State:
 
     server: Any
     memory: MemoryStore
-    losses: Tensor  # [C] training losses at the present theta where they are known, else NaN
+    losses: Known = field(default_factory=Known.none)  # training losses at the present theta
     round: int = 0  # the next one
     stopped: str = ""  # why the method ended the run
     start: Record = field(default_factory=dict)  # the start model's evaluation
