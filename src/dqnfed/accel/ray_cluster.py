@@ -159,7 +159,7 @@ class RayRunner:
             self._references = [ray.put(what) for what in constant]
 
     def _client_work(self, place: int, task: Task, memory: Any) -> ClientWork:
-        train, rows = self.federation.train, None
+        train, rows = self.federation.train, None  # of lazy clients there are no rows in shared memory
         row_bytes = train.inputs[:1].nbytes
         start = task.inputs.data_ptr() - train.inputs.data_ptr()
         if row_bytes and task.inputs.untyped_storage().data_ptr() == train.inputs.untyped_storage().data_ptr():

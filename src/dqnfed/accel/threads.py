@@ -19,7 +19,6 @@ from dqnfed.core.runners import Stacked, stacked_replies
 from dqnfed.core.tensors import map_tensors
 
 
-
 @dataclass(frozen=True)
 class Threads:
     """Independent workers of one core each: torch releases Python's lock while it computes, so they run in parallel.
@@ -72,7 +71,9 @@ class _Rows:
 
     def allocate(self, first: Any) -> None:
         if self.stacked is None:
-            self.stacked = map_tensors(lambda t: large_tensor((self._n, *t.shape), t.dtype, "the clients' replies"), first)
+            self.stacked = map_tensors(
+                lambda t: large_tensor((self._n, *t.shape), t.dtype, "the clients' replies"), first
+            )
 
     @torch.no_grad()
     def put(self, k: int, record: Any) -> None:

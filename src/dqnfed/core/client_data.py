@@ -73,9 +73,7 @@ def as_pair(who: str, given: Any) -> tuple[Tensor, Tensor]:
         given = pair_in(who, given)
     try:
         inputs, targets = given
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-            pair = torch.as_tensor(inputs), torch.as_tensor(targets)
+        pair = as_tensor(inputs), as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{who} must be a pair (inputs, targets) of arrays of numbers, but cannot be read as one ({error}); make "
@@ -88,6 +86,15 @@ def as_pair(who: str, given: Any) -> tuple[Tensor, Tensor]:
                 "one row an example."
             )
     return pair
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Return the values as a tensor; an array that may not be written to is not, and shares its memory all the same."""
+    if not isinstance(values, np.ndarray) or values.flags.writeable:
+        return torch.as_tensor(values)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.as_tensor(values)
 
 
 def check_labels(who: str, labels: Tensor) -> None:
@@ -142,8 +149,6 @@ def check_shapes(names: Sequence[str], pairs: Sequence[tuple[Tensor, Tensor]]) -
                     f"client '{name}' has {what} of shape {tuple(mine.shape[1:])}, client '{names[0]}' of shape "
                     f"{tuple(first.shape[1:])}; all clients must have the same."
                 )
-
-
 
 
 def check_given_sizes(sizes: NDArray[np.int64]) -> None:

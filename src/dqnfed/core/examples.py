@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
@@ -15,7 +14,6 @@ Part = Literal["train", "validation", "test"]
 Arrays = Tensor | np.ndarray[Any, Any]
 Pair = tuple[Tensor, Tensor]  # inputs and targets, a row an example
 
-CALLED_KEPT = 256  # clients whose data a function has given, and which are asked for again soon
 SAMPLE = 4096  # rows of stored arrays that a checksum reads
 
 
@@ -30,10 +28,6 @@ class Examples(NamedTuple):
     def is_lazy(self) -> bool:
         """Whether the examples are elsewhere, so that `inputs` and `targets` have no rows."""
         return False
-
-    @property
-    def n_clients(self) -> int:
-        return len(self.starts) - 1
 
     @property
     def sizes(self) -> Tensor:
@@ -124,20 +118,17 @@ class StoredRows:
 
 
 class CalledClients:
-    """What a function gives for a client's number; the data of the last some clients are kept."""
+    """What a function gives for a client's number; the data of the clients that were asked last are kept."""
 
     def __init__(self, read: Callable[[int], dict[Part, Pair]], like: Pair) -> None:
         self._read, self.like = read, like
-        self._kept: OrderedDict[int, dict[Part, Pair]] = OrderedDict()
+        self._kept: dict[int, dict[Part, Pair]] = {}
 
-    def of(self, client: int) -> dict[Part, Pair]:
-        """Return one client's data by part."""
-        if client not in self._kept:
-            self._kept[client] = self._read(client)
-            if len(self._kept) > CALLED_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(client)
-        return self._kept[client]
+    def of(self, clients: list[int]) -> list[dict[Part, Pair]]:
+        """Return the clients' data by part."""
+        before = self._kept
+        self._kept = {c: before[c] if c in before else self._read(c) for c in clients}
+        return [self._kept[c] for c in clients]
 
 
 class CalledPart:
@@ -147,7 +138,7 @@ class CalledPart:
         self._called, self._part, self.like = called, part, called.like
 
     def read(self, clients: Tensor) -> Pair:
-        each = [self._called.of(c)[self._part] for c in clients.tolist()]
+        each = [found[self._part] for found in self._called.of(clients.tolist())]
         return torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])
 
     def checksums(self) -> dict[str, str]:

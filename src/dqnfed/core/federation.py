@@ -119,7 +119,7 @@ class Federation:
         return self.train if part == "train" else self.test
 
     def to(self, device: torch.device | str) -> Federation:
-        """Return the federation with all examples on the device; those that are read client by client, where they fit."""
+        """Return the federation with all examples on the device; those that are read by client, where they fit."""
 
         def moved(part: Examples) -> Examples:
             if part.is_lazy:
@@ -251,7 +251,9 @@ class Federation:
         check_shares(shares)
         bounds = torch.as_tensor(starts).long().cpu()
         if bounds.dim() != 1 or len(bounds) < 2 or bool((bounds.diff() < 1).any()) or int(bounds[0]) != 0:
-            raise ValueError("`starts` must begin with 0 and rise by a client's number of examples, which is 1 at least.")
+            raise ValueError(
+                "`starts` must begin with 0 and rise by a client's number of examples, which is 1 at least."
+            )
         if not int(bounds[-1]) == len(x) == len(y):
             raise ValueError(f"{len(x)} inputs and {len(y)} targets, but `starts` ends with {int(bounds[-1])}.")
         names = tuple(names) or tuple(map(str, range(len(bounds) - 1)))
@@ -284,7 +286,7 @@ class Federation:
         like = checked_pair(names[0], load(0))
         if n_classes is None and not like[1].is_floating_point():
             raise ValueError(
-                "the targets are classes, and not all clients are asked for theirs here; give their number, `n_classes`."
+                "the targets are classes, and not all clients are asked for theirs here; say how many, `n_classes`."
             )
 
         def read(client: int) -> dict[Part, Pair]:
@@ -385,7 +387,7 @@ def in_device_memory(part: Examples, device: torch.device) -> Examples:
     n_bytes = int(part.starts[-1]) * sum(t.element_size() * t.shape[1:].numel() for t in part[:2])
     if n_bytes > SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
         return part
-    inputs, targets = part.taken(torch.arange(part.n_clients))
+    inputs, targets = part.taken(torch.arange(len(part.starts) - 1))
     return Examples(inputs.to(device), targets.to(device), part.starts)
 
 

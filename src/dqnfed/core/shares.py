@@ -40,7 +40,9 @@ def split_rows(n: int, targets: Tensor, shares: dict[Part, float], *, seed: int,
     return rows
 
 
-def split_clients(starts: Tensor, targets: Tensor, order: Tensor | None, shares: Mapping[Part, float], seed: int) -> Split:
+def split_clients(
+    starts: Tensor, targets: Tensor, order: Tensor | None, shares: Mapping[Part, float], seed: int
+) -> Split:
     """Return the split of all clients; client c has the rows order[starts[c]:starts[c + 1]] (None: as they stand).
 
     Each by `split_rows` or, of more than `MANY` clients, by the same rule after one shuffle for many.
@@ -88,7 +90,7 @@ def held_out(all_rows: IntArray, left: IntArray, share: float) -> IntArray:
     if share <= 0:
         return np.zeros_like(left)
     wanted = np.maximum(np.rint(share * all_rows).astype(np.int64), 1)
-    return np.maximum(np.minimum(wanted, left - 1), 0)
+    return np.asarray(np.maximum(np.minimum(wanted, left - 1), 0))
 
 
 def part_sizes(sizes: IntArray, shares: Mapping[Part, float]) -> dict[Part, IntArray]:

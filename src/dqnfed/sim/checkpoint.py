@@ -12,11 +12,10 @@ import torch
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.checksums import checked_facts, damage_line, is_intact, with_checksum
 from dqnfed.core.consistency import ConsistencyState
-from dqnfed.core.known import Known
 from dqnfed.core.run_folder import clear_disk_errors, json_text, load_tensors, save_tensors, write_atomically
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors
 from dqnfed.sim.choice import Choice
-from dqnfed.sim.state import Record, State
+from dqnfed.sim.state import Known, Record, State
 
 logger = logging.getLogger("dqnfed")
 CLAIMS = "claims."  # before those of the consistency check

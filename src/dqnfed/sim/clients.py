@@ -15,7 +15,6 @@ from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
-from dqnfed.core.runners import IndexedRunner
 from dqnfed.core.tensors import map_tensors, row
 from dqnfed.secure.noise import clipped_rows, noised_rows
 from dqnfed.sim.memory import MemoryStore
@@ -103,7 +102,9 @@ class LocalClients:
             each = tasks.per_client(clients, state.round)
             memories: Any = [state.memory.one(c, task) for c, task in zip(clients.tolist(), each, strict=True)]
             updates, memory = per_client.per_client(algorithm, problem, each, sent, memories)
-        elif (indexed := _indexed_runner(setup)) is not None and indexed.runs_indexed(algorithm, sent, device):
+        elif (indexed := None if train.is_lazy else setup.indexed_runner) and indexed.runs_indexed(
+            algorithm, sent, device
+        ):
             by_index = tasks.task_indices(clients, state.round)
             memories = _memories(setup, state, clients)
             updates, memory = indexed.indexed(algorithm, problem, by_index, sent, memories, tasks.gather_examples)
@@ -166,9 +167,7 @@ class LocalClients:
             each = vmap(lambda kept: algorithm.models(state.server, kept))(memory)
             for name, thetas in islice(each.items(), n_models):
                 found.setdefault(name, []).append(evaluate_personal(problem, thetas, examples, c))
-        return {
-            name: connected(parts) for name, parts in found.items()
-        }
+        return {name: connected(parts) for name, parts in found.items()}
 
 
 @dataclass(frozen=True)
@@ -207,11 +206,6 @@ def _memories(setup: Setup, state: State, clients: Tensor) -> Any:
     return state.memory.get(clients, tasks)
 
 
-def _indexed_runner(setup: Setup) -> IndexedRunner | None:
-    """Return the runner that gathers the clients' examples itself; None where there is none, or nothing to gather."""
-    return None if setup.federation.train.is_lazy else setup.indexed_runner
-
-
 def _prefetch(setup: Setup, state: State) -> None:
     """Draw the next round's tasks while the device is busy, unless the method chooses its cohort itself."""
     round, n_clients = state.round + 1, setup.federation.n_clients
@@ -243,13 +237,13 @@ def evaluate(
 
     The model is the same for all, so the clients' examples form one long batch: no per-client call, no padding.
     """
-    blocks = list(blocks_of(clients, examples.sizes_of(clients), most=LAZY_AT_ONCE if examples.is_lazy else AT_ONCE))
-    if len(blocks) > 1:
+    sizes, most = examples.sizes_of(clients), LAZY_AT_ONCE if examples.is_lazy else AT_ONCE
+    if len(clients) > 1 and int(sizes.sum()) > most:
+        blocks = blocks_of(clients, sizes, most=most)
         return connected([evaluate(problem, theta, examples, block, with_score=with_score) for block in blocks])
-    everyone = not examples.is_lazy and len(clients) == examples.n_clients and bool((clients.diff() == 1).all())
+    everyone = not examples.is_lazy and len(clients) == len(examples.starts) - 1 and bool((clients.diff() == 1).all())
     inputs, targets = (examples.inputs, examples.targets) if everyone else _gathered(problem, examples, clients)
     losses, outputs = problem.kernels.forward(problem, theta, inputs, targets, fixed=everyone)
-    sizes = examples.sizes_of(clients)
     means = _mean_losses(problem, theta, losses, sizes)
     return Measured(means, _scores(problem, outputs, targets, sizes) if with_score else None)
 

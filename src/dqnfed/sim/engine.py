@@ -18,7 +18,6 @@ from dqnfed.core.algorithm import (
 )
 from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.federation import Federation
-from dqnfed.core.known import Known
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import RunFolder, claimed
@@ -39,7 +38,7 @@ from dqnfed.sim.rounds import run_round
 from dqnfed.sim.sample import sample_line
 from dqnfed.sim.selection import check_select
 from dqnfed.sim.setup import check_rounds, fresh_state, identity_of, plain_config, set_up
-from dqnfed.sim.state import Completion, Evaluation, Record, Setup, State
+from dqnfed.sim.state import NOBODY, Completion, Evaluation, Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
 TRIM_SECONDS = 1.0  # between two returns of free memory to the system, which cost some hundredths of a second
@@ -233,6 +232,6 @@ def interrupt_flag() -> Iterator[threading.Event]:
 def _save(folder: RunFolder, setup: Setup, state: State, identity: Record) -> None:
     folder.settle()
     if setup.evaluation.metrics == "aggregate-only":
-        state = replace(state, losses=Known.none(), claims=None)
+        state = replace(state, losses=NOBODY, claims=None)
     save_checkpoint(folder.path, state, identity, folder.lengths())
     logger.info("checkpoint after round %d", state.round - 1)

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dqnfed.core.known import Known
 from dqnfed.core.run_folder import CLIENT_COLUMNS, ClientRow
 from dqnfed.maths.fairness import fairness_summary, improved_share
 from dqnfed.sim.clients import Evaluated
-from dqnfed.sim.state import Record, Setup, State
+from dqnfed.sim.state import NOBODY, Record, Setup, State
 
 FACTOR = 2.0  # a mean training loss above so many times its start is no training
 ROUNDING = 1e-6  # by which a loss that starts at its least value may rise
@@ -38,7 +37,7 @@ def measured(
     """Return the record and the client rows of an evaluation at the present model."""
     federation = setup.federation
     record: Record = {"rho": None, "loss_before": None, "loss_after": None, "train_loss": None, "accuracy": None}
-    state.losses = Known.none()
+    state.losses = NOBODY
     if not evaluate_all and before is None:
         return record, []
     asked = setup.evaluated if evaluate_all else clients
@@ -46,7 +45,11 @@ def measured(
     state.losses = state.losses.put(found.clients, found.losses)
     if len(found.clients) < len(asked):
         record["silent"] = asked[~torch.isin(asked, found.clients)].tolist()
-    others = _not_asked_yet(setup, state, clients, asked) if before is not None else None
+    rows = client_rows(setup, state, clients, before, found)
+    if before is not None and len(rest := clients[~torch.isin(clients, asked)]):  # participants outside of a sample
+        others = setup.clients.evaluate(setup, state, rest, with_scores=False)
+        state.losses = state.losses.put(others.clients, others.losses)
+        rows += client_rows(setup, state, clients, before, others)
     if evaluate_all and len(found.clients):
         record["train_loss"] = {"mean": float(found.losses.mean()), "max": float(found.losses.max())}
         if len(asked) < federation.n_clients:
@@ -62,18 +65,7 @@ def measured(
         first, after = before[answered], state.losses.at(clients[answered])
         record["loss_before"], record["loss_after"] = float(first.mean()), float(after.mean())
         record["rho"] = improved_share(first, after)
-    rows = client_rows(setup, state, clients, before, found)
-    return record, rows if others is None else rows + client_rows(setup, state, clients, before, others)
-
-
-def _not_asked_yet(setup: Setup, state: State, clients: Tensor, asked: Tensor) -> Evaluated | None:
-    """Return the losses of participants that are not among those who are evaluated; None: all are."""
-    rest = clients[~torch.isin(clients, asked)]
-    if not len(rest):
-        return None
-    found = setup.clients.evaluate(setup, state, rest, with_scores=False)
-    state.losses = state.losses.put(found.clients, found.losses)
-    return found
+    return record, rows
 
 
 def client_rows(

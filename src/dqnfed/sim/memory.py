@@ -85,10 +85,6 @@ class MemoryStore:
         if self.staged:  # later phases ask those who took part in the one before
             before, memory = self.staged[-1]
             return memory if len(before) == len(clients) else gather(memory, torch.searchsorted(before, clients))
-        found = self._get(clients, tasks)
-        return self._moved(found, self._problem.theta0.device)
-
-    def _get(self, clients: Tensor, tasks: Task) -> Any:
         if self._each:
             return _stacked([self.one(c, row(tasks, k)) for k, c in enumerate(clients.tolist())])
         places, all_known, there = self._places(clients)
@@ -96,7 +92,7 @@ class MemoryStore:
             return self._stored(places, there)
         known = places >= 0
         newcomers = (~known).nonzero().flatten()
-        fresh = self._moved(self._fresh(gather(tasks, newcomers)), torch.device("cpu"))
+        fresh = self._fresh(gather(tasks, newcomers))
         if not bool(known.any()):
             return fresh
         place = torch.empty(len(clients), dtype=torch.long)
@@ -109,7 +105,8 @@ class MemoryStore:
         n_clients = clients.shape[0]
         if n_clients == 0 or self.kind is Empty:
             return
-        memory = self._moved(memory, torch.device("cpu"))
+        if self._are_many:
+            memory = map_tensors(Tensor.cpu, memory)
         if self._each:
             self._stack_each()
         places, all_known, there = self._places(clients)
@@ -160,7 +157,8 @@ class MemoryStore:
         place = int(self.row_of[client])
         if place < 0:
             return self._algorithm.init_memory(self._problem, task)
-        return self._moved(row(self.rows, place), self._problem.theta0.device)
+        found = row(self.rows, place)
+        return map_tensors(lambda t: t.to(self._problem.theta0.device), found) if self._are_many else found
 
     def keep(self, clients: Sequence[int], memories: Sequence[Any]) -> None:
         """Keep the clients' memories as they are, without a copy."""
@@ -228,15 +226,12 @@ class MemoryStore:
         map_tensors(lambda room, new: room[n_before:n_after].copy_(new), self._room, fresh)
         return map_tensors(lambda room: room[:n_after], self._room)
 
-    def _moved(self, memory: Any, device: torch.device) -> Any:
-        """Return the memories of very many on the device; those of fewer stay where they are."""
-        return map_tensors(lambda t: t.to(device), memory) if self._are_many else memory
-
     def _stored(self, index: Tensor, there: OnDevice) -> Any:
         n_asked = index.shape[0]
         whole = n_asked == n_rows(self.rows) and bool((index == torch.arange(n_asked)).all())
         self._is_shared |= whole
-        return self.rows if whole else gather(self.rows, index, there)
+        found = self.rows if whole else gather(self.rows, index, there)
+        return map_tensors(lambda t: t.to(self._problem.theta0.device), found) if self._are_many else found
 
     def _fresh(self, tasks: Task) -> Any:
         return vmap(lambda task: self._algorithm.init_memory(self._problem, task))(tasks)

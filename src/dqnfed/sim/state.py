@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range, check_types
 from dqnfed.core.consistency import ConsistencyState
 from dqnfed.core.federation import Federation
-from dqnfed.core.known import Known
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.runners import CohortRunner, IndexedRunner, PerClientRunner
@@ -26,6 +27,30 @@ from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
 Completion = Callable[[], Record]  # writes further files at the end, and returns what the summary says about them
+
+
+class Known(NamedTuple):
+    """A number of each of S clients, NaN of all others; its cost goes with these clients and not with all."""
+
+    clients: Tensor  # [S] ascending
+    values: Tensor  # [S] float64
+
+    def at(self, clients: Tensor) -> Tensor:
+        """Return the numbers of these clients."""
+        if not len(self.clients):
+            return torch.full((len(clients),), torch.nan, dtype=torch.float64)
+        places = torch.searchsorted(self.clients, clients).clamp(max=len(self.clients) - 1)
+        return torch.where(self.clients[places] == clients, self.values[places], torch.nan)
+
+    def put(self, clients: Tensor, values: Tensor) -> Self:
+        """Return the numbers with new ones of these clients."""
+        stay = torch.from_numpy(~np.isin(self.clients.numpy(), clients.numpy()))
+        both = torch.cat([self.clients[stay], clients])
+        order = both.argsort()
+        return type(self)(both[order], torch.cat([self.values[stay], values.double()])[order])
+
+
+NOBODY = Known(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +126,7 @@ class State:
 
     server: Any
     memory: MemoryStore
-    losses: Known = field(default_factory=Known.none)  # training losses at the present theta
+    losses: Known = NOBODY  # training losses at the present theta
     round: int = 0  # the next one
     stopped: str = ""  # why the method ended the run
     start: Record = field(default_factory=dict)  # the start model's evaluation

@@ -136,7 +136,7 @@ class TaskBuilder:
         return Task(inputs, targets, mask, batches.to(self._place), noise, lr)
 
     def _tasks_one_by_one(self, clients: list[int], round: int) -> list[Task]:
-        train, theta0 = self._federation.train, self._problem.theta0
+        theta0 = self._problem.theta0
         lr = torch.tensor(self._lr_at(round), dtype=theta0.dtype, device=theta0.device)
         noise = self._noise(torch.tensor(clients), round).to(theta0.device, non_blocking=True)
         tasks = []
