@@ -155,6 +155,7 @@ class RunBlock(Block):
     workers: int | None = Field(default=None, ge=1)  # of a Ray cluster; default: as many as it has cores
     address: str | None = None  # of a running Ray cluster; default: one of this run's own
     chunk: int | None = Field(default=None, ge=1)  # clients at once
+    memory: str | float | None = None  # of a GPU: "4GiB", or a share of what is free; default 0.8
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=30.0, ge=0)
 

@@ -111,6 +111,26 @@ def compiled(problem: Problem) -> Problem:
     return changed
 
 
+def evaluating(problem: Problem, n_examples: int) -> Problem:
+    """Return the same problem, of which so many examples are evaluated at once on a GPU."""
+    changed: Problem = _function("kernels", "evaluating")(problem, n_examples)
+    return changed
+
+
+def memory_plan(
+    budget: int,
+    problem: Problem,
+    federation: Federation,
+    algorithm: AnyAlgorithm,
+    cohort_size: int,
+    *,
+    on_streams: bool,
+) -> Any:
+    """Return what a run on a GPU can do at once with so many bytes."""
+    need = _function("gpu_memory", "measured_need")(problem, federation, algorithm, cohort_size, on_streams=on_streams)
+    return _function("gpu_memory", "memory_plan")(budget, need, cohort_size, on_streams=on_streams)
+
+
 def with_features(problem: Problem, federation: Federation) -> tuple[Problem, Federation]:
     """Return a problem of the same values on examples to which the first layers were applied, where that pays."""
     if not is_installed():

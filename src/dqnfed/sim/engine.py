@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dqnfed.core.algorithm import (
     AnyAlgorithm,
     is_number,
@@ -142,6 +144,8 @@ def _run_loop(
 ) -> RunResult:
     if line := sample_line(len(setup.evaluated), setup.federation.n_clients):
         logger.info("%s", line)
+    if setup.problem.theta0.is_cuda:
+        torch.cuda.reset_peak_memory_stats(setup.problem.theta0.device)
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
     identity = {} if folder is None else identity_of(setup)
