@@ -153,6 +153,8 @@ class RunBlock(Block):
     compile: bool = False  # a convolutional network's step on a GPU: some 40 s at the start, then shorter rounds
     cohort: Literal["auto", "vectorised", "looped", "streams", "threads", "ray"] = "auto"
     workers: int | None = Field(default=None, ge=1)  # of a Ray cluster; default: as many as it has cores
+    # of a GPU, that each Ray worker has; default: a whole one where the device is a GPU, else none
+    gpu_share: float | None = Field(default=None, gt=0, le=1)
     address: str | None = None  # of a running Ray cluster; default: one of this run's own
     chunk: int | None = Field(default=None, ge=1)  # clients at once
     memory: str | float | None = None  # of a GPU: "4GiB", or a share of what is free; default 0.8

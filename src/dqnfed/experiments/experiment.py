@@ -240,11 +240,13 @@ def chosen_cohort(experiment: Experiment) -> CohortRunner:
     device = problem.theta0.device
     if settings.cohort == "streams" and device.type != "cuda":
         raise ConfigError(f"run.cohort is 'streams', which are a GPU's, but the device is '{device}'; use 'auto'.")
-    if settings.cohort in ("threads", "ray") and device.type != "cpu":
+    if settings.cohort == "threads" and device.type != "cpu":
         raise ConfigError(
-            f"run.cohort is '{settings.cohort}', which computes on CPUs, but the device is '{device}'; "
-            "use device = 'cpu', or cohort = 'auto'."
+            f"run.cohort is 'threads', which compute on CPUs, but the device is '{device}'; use device = 'cpu', or "
+            "cohort = 'auto'."
         )
+    if settings.gpu_share is not None and settings.cohort != "ray":
+        raise ConfigError("run.gpu_share is what a Ray worker has of a GPU: set run.cohort = 'ray', or leave it out.")
     match settings.cohort:
         case "looped":
             return looped()
@@ -269,7 +271,10 @@ def over_ray(experiment: Experiment) -> CohortRunner:
     if find_spec("ray") is None:
         raise ConfigError("run.cohort = 'ray' needs an extra: pip install 'dqnfed[ray]'.")
     settings = experiment.config.run
-    return ray_cluster(experiment.federation, workers=settings.workers, address=settings.address)
+    own_device = 1.0 if experiment.problem.theta0.is_cuda else 0.0
+    share = own_device if settings.gpu_share is None else settings.gpu_share
+    given: dict[str, Any] = {"workers": settings.workers, "address": settings.address, "gpu_share": share}
+    return ray_cluster(experiment.federation, **given)
 
 
 def in_precision(problem: Problem, precision: str) -> Problem:

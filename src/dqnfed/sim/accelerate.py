@@ -100,9 +100,15 @@ def graphed(*, emulate: bool = False) -> CohortRunner:
     return _runner("graph_runner", emulate=emulate, function="graphed")
 
 
-def ray_cluster(federation: Federation, *, workers: int | None = None, address: str | None = None) -> CohortRunner:
+def ray_cluster(
+    federation: Federation,
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    gpu_share: float = 0.0,  # of a GPU, that each worker has; 0: none
+) -> CohortRunner:
     """Return the runner that spreads this federation's clients over a Ray cluster."""
-    return _runner("ray_cluster", federation, workers=workers, address=address)
+    return _runner("ray_cluster", federation, workers=workers, address=address, gpu_share=gpu_share)
 
 
 def compiled(problem: Problem) -> Problem:
