@@ -103,7 +103,8 @@ def chosen_for(config: Config, algorithm: AnyMethod, problem: Problem, federatio
         return Chosen(torch.get_num_threads())
     size, settings = cohort_size(config.train.participation, federation.n_clients), config.run
     on_streams = settings.cohort in ("looped", "streams") or (settings.cohort == "auto" and has_images(problem))
-    prepared = algorithm.prepare(problem, federation.n_clients, size) if problem.theta0.is_cuda else algorithm
+    is_on_gpu = problem.theta0.is_cuda
+    prepared = quietly_prepared(algorithm, problem, federation.n_clients, size) if is_on_gpu else algorithm
     try:
         return chosen_now(settings.memory, problem, federation, prepared, size, on_streams=on_streams)
     except MemoryError as error:
@@ -383,9 +384,14 @@ def prepared_method(experiment: Experiment) -> AnyMethod:
     """Return the method as the engine prepares it; the warnings of that are left to the engine."""
     train, n_clients = experiment.config.train, experiment.federation.n_clients
     size = cohort_size(train.participation, n_clients)
+    return quietly_prepared(experiment.algorithm, experiment.problem, n_clients, size)
+
+
+def quietly_prepared(algorithm: AnyMethod, problem: Problem, n_clients: int, size: int) -> AnyMethod:
+    """Return the method as it is prepared, whose warnings are left to the engine."""
     logger.addFilter(nothing)
     try:
-        return experiment.algorithm.prepare(experiment.problem, n_clients, size)
+        return algorithm.prepare(problem, n_clients, size)
     finally:
         logger.removeFilter(nothing)
 

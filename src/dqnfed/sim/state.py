@@ -43,7 +43,9 @@ class Known(NamedTuple):
         return torch.where(self.clients[places] == clients, self.values[places], torch.nan)
 
     def put(self, clients: Tensor, values: Tensor) -> Self:
-        """Return the numbers with new ones of these clients."""
+        """Return the numbers with new ones of these clients, ascending."""
+        if not len(self.clients):
+            return type(self)(clients, values.double())
         stay = torch.from_numpy(~np.isin(self.clients.numpy(), clients.numpy()))
         both = torch.cat([self.clients[stay], clients])
         order = both.argsort()
