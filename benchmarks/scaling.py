@@ -2,15 +2,20 @@
 
 python benchmarks/scaling.py --json scaling.json     # about two minutes
 python benchmarks/scaling.py --overhead-only         # the engine alone: 10 parameters, 100 clients
+python benchmarks/scaling.py --federations-only      # rounds of 100 among 1,000 to 1,000,000 clients, with pfl
 
 Each curve's exponent is the slope of log time over log size between its largest sizes: 1 is in proportion, and small
 sizes are cheaper than that only because a round has fixed costs. Times are the shortest of some rounds; with
 `--cpu-time` they are processor time, for busy machines.
+
+Federations are built in processes of their own, which are then asked for rounds in turn, so that what else the machine
+does hits all of them alike; pfl is among them where its environment is (`benchmarks/peers/install.sh`).
 """
 
 import argparse
 import json
 import math
+import statistics
 import sys
 import tempfile
 import time
@@ -22,6 +27,9 @@ from typing import Any
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parent))
+from side_by_side import HERE, Contestant, Running
+
 from dqnfed import Evaluation, FedAvg, Federation, Problem
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.sim.accelerate import automatic
@@ -32,11 +40,19 @@ from dqnfed.sim.setup import fresh_state, set_up
 from dqnfed.sim.state import Setup
 
 N_INPUTS = 64
+WARM_UP = 5  # rounds of a federation that do not count
 CURVES: dict[str, list[int]] = {
     "clients": [10, 30, 100, 300, 1000],
     "cohort": [1, 5, 20, 100, 500],
     "examples": [30, 100, 300, 1000, 3000],
     "parameters": [10**4, 10**5, 10**6, 10**7, 10**8],
+}
+FEDERATIONS = [10**3, 10**4, 10**5, 10**6]
+FORMS = {
+    "FedAvg": ("fedavg", "arrays"),
+    "DQN-Fed": ("dqn-fed", "arrays"),
+    "FedAvg, from a function": ("fedavg", "function"),
+    "pfl": ("pfl",),
 }
 
 
@@ -105,6 +121,44 @@ def overheads(clock: Callable[[], float]) -> dict[str, float]:
         }
 
 
+def federations(sizes: list[int], rounds: int, environments: Path, log: Path) -> dict[str, list[dict[str, float]]]:
+    """Return seconds and megabytes to build each federation, and the median seconds of its rounds, taken in turn."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, words in FORMS.items():
+        environment = "pfl" if name == "pfl" else ""
+        if environment and not (environments / environment / "bin" / "python").is_file():
+            continue
+        entry = Contestant(environment, "many_clients.py", words)
+        running = [Running(name, entry, str(size), environments, log) for size in sizes]
+        try:
+            built = [one.answer() for one in running]
+            for _ in range(WARM_UP + rounds):
+                for one in running:
+                    if not one.play():
+                        raise RuntimeError(f"{name} has ended; {log} says why")
+        finally:
+            for one in running:
+                one.end()
+        found[name] = [
+            {"clients": size, **facts, "seconds": statistics.median(one.seconds[WARM_UP:])}
+            for size, facts, one in zip(sizes, built, running, strict=True)
+        ]
+    return found
+
+
+def federation_lines(found: dict[str, list[dict[str, float]]]) -> str:
+    """Return the table of the federations."""
+    lines = []
+    for name, rows in found.items():
+        for row in rows:
+            lines.append(
+                f"{name:24s} {row['clients']:>9,.0f} clients: built in {row['build']:6.2f} s with "
+                f"{row['megabytes']:5.0f} MB, a round of 100 {1e3 * row['seconds']:7.2f} ms, "
+                f"{row['seconds'] / rows[0]['seconds']:.2f} of the first"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def keep(found: dict[str, Any], path: Path | None) -> None:
     """Write what is known so far, if it is wanted."""
     if path is not None:
@@ -118,12 +172,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--curves", nargs="*", choices=list(CURVES), default=list(CURVES))
     parser.add_argument("--overhead-only", action="store_true")
+    parser.add_argument("--federations-only", action="store_true")
+    parser.add_argument(
+        "--federations", nargs="*", type=int, default=FEDERATIONS, help="numbers of clients; none: skip"
+    )
+    parser.add_argument("--federation-rounds", type=int, default=40)
+    parser.add_argument("--environments", type=Path, default=HERE / "peers" / ".environments")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter
-    found: dict[str, Any] = {"overhead": overheads(clock), "curves": {}}
     out = sys.stdout.write
+    found: dict[str, Any] = {"overhead": {}, "curves": {}}
+    if not options.overhead_only and options.federations:
+        with tempfile.NamedTemporaryFile(prefix="scaling-", suffix=".log", delete=False) as log:
+            given = options.federations, options.federation_rounds, options.environments, Path(log.name)
+        found["federations"] = federations(*given)
+        out(federation_lines(found["federations"]))
+        keep(found, options.json)
+    if options.federations_only:
+        return
+    found["overhead"] = overheads(clock)
     for name, seconds in found["overhead"].items():
         out(f"engine alone, {name}: {1e3 * seconds:.2f} ms\n")
     keep(found, options.json)

@@ -53,8 +53,7 @@ CONTESTANTS = {
 class Running:
     """A contestant's process."""
 
-    def __init__(self, name: str, workload: str, environments: Path, log: Path) -> None:
-        entry = CONTESTANTS[name]
+    def __init__(self, name: str, entry: Contestant, workload: str, environments: Path, log: Path) -> None:
         python = sys.executable if not entry.environment else str(environments / entry.environment / "bin" / "python")
         command = [python, str(HERE / "peers" / entry.script), workload, *entry.words]
         self.name, self.seconds, self.peak = name, [], 0
@@ -62,6 +61,14 @@ class Running:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
             )
+
+    def answer(self) -> dict[str, float]:
+        """Return what the process tells before its first round."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} has ended before its first round")
+        return json.loads(line)
 
     def play(self) -> bool:
         """Play a round and note its time; False if the process has ended."""
@@ -124,7 +131,7 @@ def measured(workload: str, names: list[str], rounds: int, warm_up: int, environ
     machine does slows the floor and the contestants alike.
     """
     square, product = torch.ones(SQUARE, SQUARE), torch.empty(SQUARE, SQUARE)
-    running = [Running(name, workload, environments, log) for name in names]
+    running = [Running(name, CONTESTANTS[name], workload, environments, log) for name in names]
     products, ended = [], []
     try:
         for round in range(warm_up + rounds):

@@ -18,9 +18,9 @@ from workloads import LEARNING_RATE, WORKLOADS, Pulse, examples, torch_model
 
 
 class Model(nn.Module):
-    def __init__(self, name: str) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self.criterion = torch_model(name), nn.CrossEntropyLoss()
+        self.network, self.criterion = network, nn.CrossEntropyLoss()
 
     def loss(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return self.criterion(self.network(inputs), labels)
@@ -42,6 +42,24 @@ class Paced(TrainingProcessCallback):
         return not self._pulse.wait(), Metrics()
 
 
+def trained(pulse: Pulse, network: nn.Module, users: FederatedDataset, *, cohort: int, batch_size: int) -> None:
+    """Play rounds of FedAvg as they are asked for."""
+    model = Model(network)
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=10**6,
+            evaluation_frequency=10**6,
+            train_cohort_size=cohort,
+            val_cohort_size=0,
+        ),
+        SimulatedBackend(users, users),
+        PyTorchModel(model, torch.optim.SGD, torch.optim.SGD(model.parameters(), lr=1.0)),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=batch_size),
+        NNEvalHyperParams(local_batch_size=batch_size),
+        [Paced(pulse)],
+    )
+
+
 def main(name: str) -> None:
     pulse, workload = Pulse(), WORKLOADS[name]
     inputs, labels = (torch.from_numpy(a) for a in examples(workload))
@@ -50,20 +68,8 @@ def main(name: str) -> None:
         return PyTorchTensorDataset((inputs[client], labels[client]), user_id=str(client))
 
     users = FederatedDataset(user, get_user_sampler("random", list(range(workload.n_clients))))
-    model = Model(name)
-    FederatedAveraging().run(
-        NNAlgorithmParams(
-            central_num_iterations=10**6,
-            evaluation_frequency=10**6,
-            train_cohort_size=workload.cohort,
-            val_cohort_size=0,
-        ),
-        SimulatedBackend(users, users),
-        PyTorchModel(model, torch.optim.SGD, torch.optim.SGD(model.parameters(), lr=1.0)),
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=workload.batch_size),
-        NNEvalHyperParams(local_batch_size=workload.batch_size),
-        [Paced(pulse)],
-    )
+    trained(pulse, torch_model(name), users, cohort=workload.cohort, batch_size=workload.batch_size)
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

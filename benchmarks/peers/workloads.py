@@ -86,7 +86,11 @@ class Pulse:
 
     def done(self) -> None:
         """Tell how long the round took."""
-        self._answers.write(json.dumps({"seconds": time.perf_counter() - self._began}) + "\n")
+        self.tell({"seconds": time.perf_counter() - self._began})
+
+    def tell(self, facts: dict[str, float]) -> None:
+        """Answer with something else than a round's time."""
+        self._answers.write(json.dumps(facts) + "\n")
         self._answers.flush()
 
     def serve(self, play_round: Callable[[int], object]) -> None:

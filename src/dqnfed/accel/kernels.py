@@ -29,8 +29,14 @@ class FastKernels(PlainKernels):
     An instance belongs to one copy of a model: it keeps what was derived from the module.
     """
 
-    def __init__(self, *, compiled: Compiled | None = None, emulate_graphs: bool = False) -> None:
-        self._compiled, self._emulate = compiled, emulate_graphs
+    def __init__(
+        self,
+        *,
+        compiled: Compiled | None = None,
+        emulate_graphs: bool = False,
+        on_gpu: int = EXAMPLES_ON_GPU,  # examples of an evaluation at once
+    ) -> None:
+        self._compiled, self._emulate, self._on_gpu = compiled, emulate_graphs, on_gpu
         self._model: FastModel | None = None
         self._forwards: dict[tuple[int, int], GraphedFunction] = {}  # by model and loss, which they hold
 
@@ -70,7 +76,8 @@ class FastKernels(PlainKernels):
     ) -> tuple[Tensor, Tensor]:
         key = (id(problem.predict), id(problem.losses))
         if key not in self._forwards:
-            self._forwards[key] = GraphedFunction(_forward(problem.predict, problem.losses), emulate=self._emulate)
+            forward = _forward(problem.predict, problem.losses, self._on_gpu)
+            self._forwards[key] = GraphedFunction(forward, emulate=self._emulate)
         losses, outputs = self._forwards[key](theta, inputs, targets, fixed=(1, 2) if fixed else ())
         return losses, outputs
 
@@ -79,24 +86,29 @@ class FastKernels(PlainKernels):
     ) -> tuple[Tensor, Tensor]:
         model = self.model(problem)
         is_dense = model is not None and model.chain is not None
-        if thetas.is_cuda and is_dense and len(sizes) * int(sizes.max()) <= PADDED_ON_GPU:
+        if thetas.is_cuda and is_dense and len(sizes) * int(sizes.max()) <= min(PADDED_ON_GPU, 4 * self._on_gpu):
             return forward_together(problem, thetas, inputs, targets, sizes)
-        return super().forward_each(problem, thetas, inputs, targets, sizes)
+        if not thetas.is_cuda or self._on_gpu >= EXAMPLES_AT_ONCE:
+            return super().forward_each(problem, thetas, inputs, targets, sizes)
+        forward, counts = _forward(problem.predict, problem.losses, self._on_gpu), sizes.tolist()
+        each = zip(thetas, inputs.split(counts), targets.split(counts), strict=True)
+        losses, outputs = zip(*(forward(*one) for one in each), strict=True)
+        return torch.cat(losses), torch.cat(outputs)
 
     def fresh(self) -> FastKernels:
-        return FastKernels(compiled=self._compiled, emulate_graphs=self._emulate)
+        return FastKernels(compiled=self._compiled, emulate_graphs=self._emulate, on_gpu=self._on_gpu)
 
     def _slope(self, problem: Problem, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
         return batch_gradient(problem, self.model(problem), theta, task, batch)
 
 
 def _forward(
-    predict: Callable[[Tensor, Tensor], Tensor], losses_of: Callable[[Tensor, Tensor], Tensor]
+    predict: Callable[[Tensor, Tensor], Tensor], losses_of: Callable[[Tensor, Tensor], Tensor], on_gpu: int
 ) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]:
     """Return the function of (theta, inputs, targets) that gives the examples' losses and outputs."""
 
     def forward(theta: Tensor, inputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        size = EXAMPLES_ON_GPU if inputs.is_cuda else EXAMPLES_AT_ONCE
+        size = on_gpu if inputs.is_cuda else EXAMPLES_AT_ONCE
         outputs = [predict(theta, part) for part in inputs.split(size)]
         losses = [losses_of(*given) for given in zip(outputs, targets.split(size), strict=True)]
         return torch.cat(losses), torch.cat(outputs)
@@ -122,3 +134,10 @@ def forward_together(
 def compiled(problem: Problem) -> Problem:
     """Return the same problem whose steps of training are compiled by torch when they are first taken."""
     return replace(problem, kernels=FastKernels(compiled=compiled_outputs(problem)))
+
+
+def evaluating(problem: Problem, n_examples: int) -> Problem:
+    """Return the same problem, of which so many examples are evaluated at once on a GPU."""
+    held = problem.kernels
+    compiled_for = held._compiled if isinstance(held, FastKernels) else None
+    return replace(problem, kernels=FastKernels(compiled=compiled_for, on_gpu=n_examples))

@@ -1,18 +1,19 @@
 """Clients on the workers of a Ray cluster: the only file that imports Ray.
 
-Every worker is an actor with one core. It reads the clients' data from Ray's shared memory, one copy on each machine,
-and gets every round's message and its clients' memories with its work; it keeps nothing itself. So a worker that stops
-loses nothing: others repeat its part of the round, with the same bits.
+Every worker is an actor with one core and, where that is asked for, a share of a GPU. It reads the clients' data from
+Ray's shared memory, one copy on each machine, and gets every round's message and its clients' memories with its work;
+it keeps nothing itself. So a worker that stops loses nothing: others repeat its part of the round, with the same bits.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import socket
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Federation
-from dqnfed.core.problem import Problem, Task
+from dqnfed.core.problem import ModuleModel, Problem, Task
 from dqnfed.core.runners import Stacked, stacked_replies
 from dqnfed.core.tensors import map_tensors, stack
 
@@ -51,27 +52,41 @@ class WorkerReplies(NamedTuple):
 
 
 class Worker:
-    """A process with one core; it keeps no state between calls but the data it was given."""
+    """A process with one core, or a share of a GPU; it keeps no state between calls but the data it was given."""
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, gpu_share: float) -> None:
         torch.set_num_threads(1)
         logging.basicConfig(level=level)
+        self._gpu_share, self._device = gpu_share, torch.device("cuda:0" if gpu_share else "cpu")  # Ray shows its own
         self._references: list[Any] = []
 
     def ready(self) -> str:
-        """Return the machine's name."""
+        """Return the machine's name, once it is known that the worker has what it computes with."""
+        if self._gpu_share and not torch.cuda.is_available():
+            raise RuntimeError(
+                f"a worker has {self._gpu_share:g} of a GPU by Ray's count, but torch on {socket.gethostname()} sees "
+                "none; leave `run.gpu_share` out, or install a torch for its GPUs."
+            )
+        if self._gpu_share:
+            torch.cuda.set_per_process_memory_fraction(self._gpu_share, self._device)
         return socket.gethostname()
 
     def replies(self, references: list[Any], sent: Any, work: list[ClientWork]) -> WorkerReplies:
         """Return the replies of some clients; the references are to method, problem and examples in shared memory."""
         started = time.perf_counter()
         if references != self._references:
-            self._algorithm, self._problem, inputs, targets = ray.get(references)
-            self._inputs, self._targets, self._references = _shared(inputs), _shared(targets), references
-        message = map_tensors(_copied, sent)
+            self._algorithm, problem, inputs, targets = ray.get(references)
+            self._problem = placed(problem, self._device)
+            self._inputs, self._targets = (_shared(a).to(self._device) for a in (inputs, targets))
+            self._references = references
+
+        def here(a: Any) -> Tensor:
+            return _copied(a).to(self._device)
+
+        message = map_tensors(here, sent)
         found = []
         for place, rows, shipped, kept in work:
-            task, memory = map_tensors(_copied, shipped), map_tensors(_copied, kept)
+            task, memory = map_tensors(here, shipped), map_tensors(here, kept)
             if rows is not None:
                 task = task._replace(inputs=self._inputs[slice(*rows)], targets=self._targets[slice(*rows)])
             update, memory = self._algorithm.client_step(self._problem, task, message, memory)
@@ -83,8 +98,9 @@ class Worker:
 class WorkerPool:
     """The workers of a cluster; missing ones are started again, and used once they are ready."""
 
-    workers: int | None = None  # None: as many as the cluster has cores
+    workers: int | None = None  # None: as many as the cluster has cores, or shares of GPUs
     address: str | None = None  # of a running cluster, "auto" for the one on this machine; None: one of its own
+    gpu_share: float = 0.0  # of a GPU, that each worker has; 0: none
     alive: list[Any] = field(default_factory=list)
     _starting: dict[Any, Any] = field(default_factory=dict, repr=False)  # future of readiness -> worker
 
@@ -92,10 +108,10 @@ class WorkerPool:
         """Add workers that have become ready, start those that are missing, and wait if there is none at all."""
         if not ray.is_initialized():
             start(self.workers, self.address)
-        wanted = self.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        wanted = self.workers or n_workers(ray.cluster_resources(), self.gpu_share)
         for _ in range(wanted - len(self.alive) - len(self._starting)):
-            options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-            worker: Any = ray.remote(Worker).options(**options).remote(logger.getEffectiveLevel())
+            options = {"num_cpus": 1, "num_gpus": self.gpu_share, "scheduling_strategy": "SPREAD"}
+            worker: Any = ray.remote(Worker).options(**options).remote(logger.getEffectiveLevel(), self.gpu_share)
             self._starting[worker.ready.remote()] = worker
         for future in self._ready():
             worker = self._starting.pop(future)
@@ -107,9 +123,11 @@ class WorkerPool:
                 continue  # it stopped before it was ready
             self.alive.append(worker)
         if not self.alive:
+            gpu = f" and {self.gpu_share:g} of a GPU" if self.gpu_share else ""
+            free = ray.available_resources()
             raise RuntimeError(
-                f"no Ray worker was ready within {START_SECONDS:.0f} s: each needs a core, and the cluster has "
-                f"{ray.available_resources().get('CPU', 0):g} free ones. `ray status` says more."
+                f"no Ray worker was ready within {START_SECONDS:.0f} s: each needs a core{gpu}, and the cluster has "
+                f"{free.get('CPU', 0):g} cores and {free.get('GPU', 0):g} GPUs free. `ray status` says more."
             )
 
     def _ready(self) -> list[Any]:
@@ -126,7 +144,7 @@ class WorkerPool:
 
 @dataclass
 class RayRunner:
-    """Clients on the workers of a Ray cluster; every client is computed by one core, as with `threads`."""
+    """Clients on the workers of a Ray cluster; every client is computed by one core, as with `threads`, or on a GPU."""
 
     federation: Federation
     pool: WorkerPool
@@ -144,10 +162,12 @@ class RayRunner:
         work = [self._client_work(k, task, memories[k]) for k, task in enumerate(tasks)]
         sizes = [len(task.mask) * len(task.batches) for task in tasks]
         found: dict[int, tuple[Any, Any]] = {}
+        device = problem.theta0.device
         for part in self._computed(ray.put(map_tensors(_array, sent)), work, sizes):
             logger.debug("%d clients in %.2f s on %s", len(part.replies), part.seconds, part.machine)
             for place, update, memory in part.replies:
-                found[place] = map_tensors(_copied, update), map_tensors(_copied, memory)
+                both = (map_tensors(lambda a: _copied(a).to(device), record) for record in (update, memory))
+                found[place] = tuple(both)
         return stack([found[k][0] for k in range(len(tasks))]), [found[k][1] for k in range(len(tasks))]
 
     def _share(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
@@ -155,11 +175,11 @@ class RayRunner:
         if self._of is None or self._of[0] != algorithm or self._of[1] is not problem:
             train = self.federation.train
             self._of = (algorithm, problem)
-            constant = (algorithm, problem, _array(train.inputs), _array(train.targets))
+            constant = (algorithm, placed(problem, torch.device("cpu")), _array(train.inputs), _array(train.targets))
             self._references = [ray.put(what) for what in constant]
 
     def _client_work(self, place: int, task: Task, memory: Any) -> ClientWork:
-        train, rows = self.federation.train, None
+        train, rows = self.federation.train, None  # of lazy clients there are no rows in shared memory
         row_bytes = train.inputs[:1].nbytes
         start = task.inputs.data_ptr() - train.inputs.data_ptr()
         if row_bytes and task.inputs.untyped_storage().data_ptr() == train.inputs.untyped_storage().data_ptr():
@@ -196,6 +216,25 @@ class RayRunner:
         return found
 
 
+def n_workers(resources: Mapping[str, float], gpu_share: float) -> int:
+    """Return for how many workers a cluster has room: one for each core, or for each share of a GPU that has a core."""
+    n_cores = int(resources.get("CPU", 1))
+    n_shares = int(resources.get("GPU", 0)) * int(1.0 / gpu_share + 1e-9) if gpu_share else n_cores
+    return max(1, min(n_cores, n_shares))
+
+
+def placed(problem: Problem, device: torch.device) -> Problem:
+    """Return the same problem with theta and the module that it computes with on the device."""
+    if problem.theta0.device == device:
+        return problem
+    model = problem.predict
+    if not isinstance(model, ModuleModel):
+        return replace(problem, theta0=problem.theta0.to(device))
+    module = copy.deepcopy(model.module).to(device)
+    moved = {"predict": replace(model, module=module), "module": module, "kernels": problem.kernels.fresh()}
+    return replace(problem, theta0=problem.theta0.to(device), **moved)  # type: ignore[arg-type]
+
+
 def start(workers: int | None, address: str | None) -> None:
     """Connect to the cluster at the address, or start one on this machine."""
     if address is not None:
@@ -204,9 +243,11 @@ def start(workers: int | None, address: str | None) -> None:
         ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=True, logging_level=logging.WARNING)
 
 
-def ray_cluster(federation: Federation, *, workers: int | None = None, address: str | None = None) -> RayRunner:
+def ray_cluster(
+    federation: Federation, *, workers: int | None = None, address: str | None = None, gpu_share: float = 0.0
+) -> RayRunner:
     """Return the runner that spreads this federation's clients over a Ray cluster."""
-    return RayRunner(federation, WorkerPool(workers, address))
+    return RayRunner(federation, WorkerPool(workers, address, gpu_share))
 
 
 def balanced_work(work: list[ClientWork], sizes: list[int], n_workers: int) -> list[list[ClientWork]]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +13,10 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.core.host_memory import free_bytes
+from dqnfed.core.host_memory import large_tensor
 from dqnfed.core.problem import ModuleModel, Problem, Task
 from dqnfed.core.runners import Stacked, stacked_replies
 from dqnfed.core.tensors import map_tensors
-
-logger = logging.getLogger("dqnfed")
-SMALL = 2**28  # bytes that are taken without a look at how many are free
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,9 @@ class _Rows:
 
     def allocate(self, first: Any) -> None:
         if self.stacked is None:
-            self.stacked = map_tensors(lambda t: large_tensor((self._n, *t.shape), t.dtype), first)
+            self.stacked = map_tensors(
+                lambda t: large_tensor((self._n, *t.shape), t.dtype, "the clients' replies"), first
+            )
 
     @torch.no_grad()
     def put(self, k: int, record: Any) -> None:
@@ -87,20 +82,6 @@ class _Rows:
             return rows
 
         map_tensors(filled, self.stacked, record)
-
-
-def large_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an empty tensor: in memory or, where it would take more than half of what is free, in a temporary file.
-
-    The server reads the clients' rows in order, a block of columns at a time, for which a file is fast enough.
-    """
-    n_bytes = math.prod(shape) * dtype.itemsize
-    if n_bytes <= SMALL or n_bytes <= free_bytes() / 2:
-        return torch.empty(shape, dtype=dtype)
-    logger.info("the clients' replies take %.1f GB: they go to a temporary file", n_bytes / 1e9)
-    with tempfile.NamedTemporaryFile(prefix="dqnfed-rows-") as file:  # its blocks stay for as long as it is mapped
-        os.truncate(file.fileno(), n_bytes)
-        return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
 
 
 @cache

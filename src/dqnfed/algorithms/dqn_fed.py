@@ -206,6 +206,8 @@ class DQNFed(DescentSettings):
             replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
         replies = self._bounded(replies, server.theta) if self.local == "sgd" else replies
         losses = replies.scalars("loss")
+        if len(server.votes.clients):
+            server = server._replace(votes=votes.seated(server.votes, cohort))
         guarded = self.step in ("votes", "curvature")
         if self.step == "votes" and votes.is_above_start(server.votes, losses, cohort):
             return phases.restarted(self.parts, server)
@@ -273,7 +275,7 @@ class DQNFed(DescentSettings):
         _, _, length, caching, _, votes, *_ = self.parts
         K, norm, n_steps = rows.K, float(server.search.norm), int(server.n_steps)
         state, cache, losses = server.votes, server.cache, rows.losses[: rows.K]
-        n_known = int(state.losses.isfinite().index_fill(0, cohort.clients, True).sum())
+        n_known = int(state.losses.isfinite().index_fill(0, votes.places(state, cohort), True).sum())
         mean_norm = mean_step_norm(rows.GG[:K, :K], rows.rates[:K])
         if self.step == "votes":
             state, share = votes.counted(state, rows.along, losses, cohort, n_steps, n_known)

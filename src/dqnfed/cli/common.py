@@ -268,10 +268,11 @@ def print_estimate(config: Any) -> None:
     from dqnfed.experiments.estimate import estimate
 
     found = estimate(config)
+    gpu = "" if found.gpu_megabytes is None else f", {found.gpu_megabytes:.0f} MB of the GPU"
     console.print(
         f"{config.algorithm.name} on {config.name}: about {found.seconds:.0f} s for {config.train.rounds} rounds "
-        f"({1000 * found.seconds_per_round:.1f} ms a round), {found.peak_megabytes:.0f} MB; {found.n_parameters:,} "
-        f"parameters, {found.cohort_size} of {found.n_clients} clients a round, "
+        f"({1000 * found.seconds_per_round:.1f} ms a round), {found.peak_megabytes:.0f} MB{gpu}; "
+        f"{found.n_parameters:,} parameters, {found.cohort_size} of {found.n_clients} clients a round, "
         f"{found.uplink_bytes_per_client / 1024:.1f} KiB up a client and round."
     )
 

@@ -63,7 +63,7 @@ def reported_losses(replies: Replies[Any], evaluated: Tensor, cohort: Cohort) ->
     """Return the clients' losses at the present model: from their replies, else as they evaluated it (NaN: unknown)."""
     if "loss" in replies.fields:
         return replies.scalars("loss")
-    found: FloatArray = evaluated[cohort.clients].double().numpy()
+    found: FloatArray = evaluated.double().numpy()
     return found
 
 

@@ -4,50 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
-from dqnfed.core.seeds import numpy_seed_for
+from dqnfed.core.client_data import (
+    as_pair,
+    check_given_sizes,
+    check_labels,
+    check_names,
+    check_shapes,
+    check_shares,
+    checked_pair,
+    given_test,
+    has_usual_numbers,
+    pair_in,
+    refuse_bad_rows,
+)
+from dqnfed.core.examples import (
+    Arrays,
+    CalledClients,
+    CalledPart,
+    Examples,
+    LazyExamples,
+    Pair,
+    Part,
+    StoredRows,
+    joined,
+    tensor_checksum,
+)
+from dqnfed.core.host_memory import free_bytes
+from dqnfed.core.shares import MANY, part_sizes, split_clients, split_rows
 
-Part = Literal["train", "validation", "test"]
-Arrays = Tensor | np.ndarray[Any, Any]
-LARGEST = 1e18  # in size, of a number in the data: its square is still a float32
+__all__ = ["Examples", "Federation", "Part", "split_rows", "tensor_checksum", "untested_line"]
+SHARE_OF_DEVICE = 0.25  # of a device's free memory, which examples that are read from the host may take there
 
 logger = logging.getLogger("dqnfed")
-
-
-class Examples(NamedTuple):
-    """The examples of all clients, one client after the other: client c has rows starts[c]:starts[c + 1]."""
-
-    inputs: Tensor  # [T, ...]
-    targets: Tensor  # [T, ...]
-    starts: Tensor  # [C + 1], on the host
-
-    @property
-    def sizes(self) -> Tensor:
-        return self.starts.diff()
-
-    def rows(self, clients: Tensor) -> Tensor:
-        """Return the row numbers of the given clients' examples, client after client."""
-        starts, sizes = self.starts[clients], self.sizes[clients]
-        ends = sizes.cumsum(0)
-        return torch.arange(int(ends[-1])) + (starts - ends + sizes).repeat_interleave(sizes)
-
-    def padded_rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return row numbers [K, N] and a mask [K, N]; shorter clients repeat their first row under mask 0."""
-        all_starts, chosen = self.starts.numpy(), clients.numpy()
-        starts, ends = all_starts[chosen, None], all_starts[chosen + 1, None]
-        rows = starts + np.arange((ends - starts).max())
-        real = rows < ends
-        return torch.from_numpy(np.where(real, rows, starts)), torch.from_numpy(real)
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Federation:
         parts: tuple[Part, ...] = ("train", "test") if self.validation is None else ("train", "validation", "test")
         for part in parts:
             if self.examples(part).targets.device.type == "cpu":  # those on a GPU came from here
-                _check_labels(f"some client has in its {part} examples", self.examples(part).targets)
+                check_labels(f"some client has in its {part} examples", self.examples(part).targets)
             n_held = len(self.examples(part).starts) - 1
             if n_held != self.n_clients:
                 raise ValueError(
@@ -101,14 +99,16 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of the examples, by part, and of the clients' names; of data that are elsewhere there is none."""
-        if not self.train.inputs.numel():
+        """SHA-256 of the examples, by part, and of the clients' names; of data that are elsewhere there is none.
+
+        Of arrays that are read client by client: of the numbers of examples and of some thousand rows.
+        """
+        if not self.train.is_lazy and not self.train.inputs.numel():
             return {}
         found = {"names of the clients": hashlib.sha256("\0".join(self.names).encode()).hexdigest()}
         for part, held in (("training", self.train), ("validation", self.validation), ("test", self.test)):
             if held is not None:
-                for what, tensor in (("inputs", held.inputs), ("targets", held.targets)):
-                    found[f"{part} {what}"] = tensor_checksum(tensor, held.starts)
+                found.update({f"{part} {what}": checksum for what, checksum in held.checksums().items()})
         return found
 
     def examples(self, part: Part) -> Examples:
@@ -119,9 +119,11 @@ class Federation:
         return self.train if part == "train" else self.test
 
     def to(self, device: torch.device | str) -> Federation:
-        """Return the federation with all examples on the device."""
+        """Return the federation with all examples on the device; those that are read by client, where they fit."""
 
         def moved(part: Examples) -> Examples:
+            if part.is_lazy:
+                return in_device_memory(part, torch.device(device))
             return Examples(part.inputs.to(device), part.targets.to(device), part.starts)
 
         validation = None if self.validation is None else moved(self.validation)
@@ -133,8 +135,8 @@ class Federation:
             raise ValueError(f"there is no client {client}: this federation has clients 0 to {self.n_clients - 1}.")
 
         def held(part: Examples) -> Examples:
-            start, end = int(part.starts[client]), int(part.starts[client + 1])
-            return Examples(part.inputs[start:end], part.targets[start:end], torch.tensor([0, end - start]))
+            inputs, targets = part.taken(torch.tensor([client]))
+            return Examples(inputs, targets, torch.tensor([0, len(inputs)]))
 
         validation = None if self.validation is None else held(self.validation)
         groups = None if self.groups is None else (self.groups[client],)
@@ -161,14 +163,13 @@ class Federation:
         validation = None if n_validation is None else counted(n_validation)
         return cls(counted(n_train), counted(n_test), validation, tuple(names), tuple(groups) or None)
 
-    def label_counts(self) -> list[dict[int, int]] | None:
-        """Return how often each client holds each class in training; None for regression."""
+    def label_counts(self, clients: Sequence[int] | None = None) -> list[dict[int, int]] | None:
+        """Return how often each client (or each of these) holds each class in training; None for regression."""
         if self.n_classes is None:
             return None
         counts = []
-        for c in range(self.n_clients):
-            start, end = int(self.train.starts[c]), int(self.train.starts[c + 1])
-            labels, numbers = self.train.targets[start:end].unique(return_counts=True)
+        for c in range(self.n_clients) if clients is None else clients:
+            labels, numbers = self.train.taken(torch.tensor([c]))[1].unique(return_counts=True)
             counts.append(dict(zip(labels.tolist(), numbers.tolist(), strict=True)))
         return counts
 
@@ -188,31 +189,19 @@ class Federation:
         share is held out of each.
         """
         names = tuple(names) or tuple(str(c) for c in range(len(clients)))
-        _check_names(len(clients), names, groups)
+        check_names(len(clients), names, groups)
         shares: dict[Part, float] = {"test": test if isinstance(test, int | float) else 0.0, "validation": validation}
-        _check_shares(shares)
-        pairs = [_checked_pair(name, client) for name, client in zip(names, clients, strict=True)]
-        _check_shapes(names, pairs)
-        parts: dict[Part, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
-        for c, (x, y) in enumerate(pairs):
-            held_out = split_rows(len(x), y, shares, seed=seed, client=c)
-            for part, rows in held_out.items():
-                parts[part].append((x[rows], y[rows]))
-        if not isinstance(test, int | float):
-            parts["test"] = _given_test(names, test, pairs[0])
+        check_shares(shares)
+        pairs = [checked_pair(name, client) for name, client in zip(names, clients, strict=True)]
+        check_shapes(names, pairs)
+        whole = joined(pairs)
         if n_classes is None and not pairs[0][1].is_floating_point():
-            n_classes = 1 + max(int(y.max()) for _, y in pairs if len(y))
-        found = cls(
-            _joined(parts["train"]),
-            _joined(parts["test"]),
-            _joined(parts["validation"]) if validation else None,
-            names,
-            None if groups is None else tuple(groups),
-            n_classes,
-        )
-        if found.untested:
-            logger.warning("%s", untested_line(found.untested))
-        return found
+            n_classes = 1 + int(whole.targets.max())
+        held_out = split_clients(whole.starts, whole.targets, None, shares, seed)
+        parts = {part: Examples(whole.inputs[rows], whole.targets[rows], at) for part, (rows, at) in held_out.items()}
+        if not isinstance(test, int | float):
+            parts["test"] = joined(given_test(names, test, pairs[0]))
+        return cls._from_parts(parts, shares, names, groups, n_classes)
 
     @classmethod
     def from_arrays(
@@ -225,17 +214,94 @@ class Federation:
         validation: float = 0.0,
         seed: int = 0,
     ) -> Federation:
-        """Return the federation of examples that each name their client; clients are sorted by name."""
-        inputs, targets = _as_pair("the examples", (inputs, targets))
-        owner = np.asarray([str(c) for c in _listed(clients)])
-        if len(owner) != len(inputs):
-            raise ValueError(f"{len(inputs)} inputs but {len(owner)} client names; every example needs its client.")
-        if len(targets) != len(inputs):
-            raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets; every example needs its target.")
-        labels = sorted(set(owner.tolist()), key=lambda name: (len(name), name) if name.isdigit() else (10**9, name))
-        x, y = torch.as_tensor(inputs), torch.as_tensor(targets)
-        pairs = [(x[rows], y[rows]) for rows in (torch.as_tensor(np.flatnonzero(owner == name)) for name in labels)]
-        return cls.from_clients(pairs, test=test, validation=validation, seed=seed, names=labels)
+        """Return the federation of examples that each name their client; clients are sorted by name.
+
+        The arrays stay where they are, and a client's rows are read when it is asked, where they are mapped from a file
+        (`numpy.memmap`), where a copy would take half of the free memory, and with more than 10,000 clients.
+        """
+        is_mapped = _is_mapped(inputs) or _is_mapped(targets)
+        x, y = as_pair("the examples", (inputs, targets))
+        shares: dict[Part, float] = {"test": test, "validation": validation}
+        check_shares(shares)
+        order, starts, names = rows_by_client(clients, len(x), len(y))
+        if not is_mapped and len(names) <= MANY and x.nbytes <= free_bytes() / 2:
+            each = order.tensor_split(starts[1:-1])
+            pairs = [(x[rows], y[rows]) for rows in each]
+            return cls.from_clients(pairs, test=test, validation=validation, seed=seed, names=names)
+        return cls._stored(x, y, order, starts, names, shares, seed)
+
+    @classmethod
+    def from_offsets(
+        cls,
+        inputs: Arrays,
+        targets: Arrays,
+        starts: Sequence[int] | Arrays,  # [C + 1] client c has the rows starts[c]:starts[c + 1]
+        *,
+        test: float = 0.2,
+        validation: float = 0.0,
+        seed: int = 0,
+        names: Sequence[str] = (),
+    ) -> Federation:
+        """Return the federation of clients whose examples stand one client after the other in arrays.
+
+        The arrays stay where they are, mapped from a file perhaps; a client's rows are read when it is asked.
+        """
+        x, y = as_pair("the examples", (inputs, targets))
+        shares: dict[Part, float] = {"test": test, "validation": validation}
+        check_shares(shares)
+        bounds = torch.as_tensor(starts).long().cpu()
+        if bounds.dim() != 1 or len(bounds) < 2 or bool((bounds.diff() < 1).any()) or int(bounds[0]) != 0:
+            raise ValueError(
+                "`starts` must begin with 0 and rise by a client's number of examples, which is 1 at least."
+            )
+        if not int(bounds[-1]) == len(x) == len(y):
+            raise ValueError(f"{len(x)} inputs and {len(y)} targets, but `starts` ends with {int(bounds[-1])}.")
+        names = tuple(names) or tuple(map(str, range(len(bounds) - 1)))
+        check_names(len(bounds) - 1, names, None)
+        return cls._stored(x, y, None, bounds, names, shares, seed)
+
+    @classmethod
+    def from_function(
+        cls,
+        load: Callable[[int], tuple[Arrays, Arrays]],
+        sizes: Sequence[int] | Arrays,  # [C] examples that `load` gives for each client's number
+        *,
+        test: float = 0.2,
+        validation: float = 0.0,
+        seed: int = 0,
+        names: Sequence[str] = (),
+        groups: Sequence[str] | None = None,
+        n_classes: int | None = None,
+    ) -> Federation:
+        """Return the federation of clients whose (inputs, targets) a function gives when they are asked.
+
+        It must give the same for the same client, always; a test share is held out of each.
+        """
+        held = np.asarray(sizes, dtype=np.int64)
+        shares: dict[Part, float] = {"test": test, "validation": validation}
+        check_shares(shares)
+        check_given_sizes(held)
+        names = tuple(names) or tuple(map(str, range(len(held))))
+        check_names(len(held), names, groups)
+        like = checked_pair(names[0], load(0))
+        if n_classes is None and not like[1].is_floating_point():
+            raise ValueError(
+                "the targets are classes, and not all clients are asked for theirs here; say how many, `n_classes`."
+            )
+
+        def read(client: int) -> dict[Part, Pair]:
+            pair = checked_pair(names[client], load(client))
+            check_shapes((names[0], names[client]), [like, pair])
+            refuse_bad_rows(names[client], pair, int(held[client]), n_classes)
+            found = split_rows(len(pair[0]), pair[1], dict(shares), seed=seed, client=client)
+            return {part: (pair[0][rows], pair[1][rows]) for part, rows in found.items()}
+
+        called = CalledClients(read, (like[0][:0], like[1][:0]))
+        parts: dict[Part, Examples] = {
+            part: LazyExamples(CalledPart(called, part), torch.from_numpy(np.append(0, counts.cumsum())))
+            for part, counts in part_sizes(held, shares).items()
+        }
+        return cls._from_parts(parts, shares, names, groups, n_classes)
 
     @classmethod
     def from_datasets(
@@ -245,6 +311,85 @@ class Federation:
         pairs = [pair_in(f"client '{c}'", dataset) for c, dataset in enumerate(datasets)]
         return cls.from_clients(pairs, test=test, validation=validation, seed=seed)
 
+    @classmethod
+    def _stored(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        order: Tensor | None,
+        starts: Tensor,
+        names: tuple[str, ...],
+        shares: dict[Part, float],
+        seed: int,
+    ) -> Federation:
+        """Return the federation of arrays that stay where they are; of inputs, those that are read are checked."""
+        y = y.long() if y.dtype == torch.bool else y
+        check_labels("some client has", y)
+
+        def check(clients: Tensor, sizes: Tensor, found: Pair) -> None:
+            if not all(has_usual_numbers(t) for t in found):
+                by_client = (t.split(sizes.tolist()) for t in found)
+                for c, *pair in zip(clients.tolist(), *by_client, strict=True):
+                    checked_pair(names[c], pair)
+
+        parts: dict[Part, Examples] = {
+            part: LazyExamples(StoredRows(x, y, rows, at, check), at)
+            for part, (rows, at) in split_clients(starts, y, order, shares, seed).items()
+        }
+        return cls._from_parts(parts, shares, names, None, None if y.is_floating_point() else 1 + int(y.max()))
+
+    @classmethod
+    def _from_parts(
+        cls,
+        parts: dict[Part, Examples],
+        shares: dict[Part, float],
+        names: Sequence[str],
+        groups: Sequence[str] | None,
+        n_classes: int | None,
+    ) -> Federation:
+        validation = parts["validation"] if shares["validation"] else None
+        own_groups = None if groups is None else tuple(groups)
+        found = cls(parts["train"], parts["test"], validation, tuple(names), own_groups, n_classes)
+        if found.untested:
+            logger.warning("%s", untested_line(found.untested))
+        return found
+
+
+def rows_by_client(
+    clients: Sequence[Any] | Arrays, n_inputs: int, n_targets: int
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Return the rows in the order of their clients, where each client's begin, and the clients' names."""
+    owner = np.asarray(clients.cpu()) if isinstance(clients, Tensor) else clients
+    if not isinstance(owner, np.ndarray) or owner.dtype.kind not in "iu" or owner.ndim != 1:
+        owner = np.asarray([str(c) for c in _listed(owner)])
+    if len(owner) != n_inputs:
+        raise ValueError(f"{n_inputs} inputs but {len(owner)} client names; every example needs its client.")
+    if n_targets != n_inputs:
+        raise ValueError(f"{n_inputs} inputs but {n_targets} targets; every example needs its target.")
+    if not n_inputs:
+        raise ValueError("a federation needs at least one client, but there are no examples.")
+    order = np.argsort(owner, kind="stable")
+    in_order = owner[order]
+    starts = np.concatenate([[0], 1 + np.flatnonzero(in_order[1:] != in_order[:-1]), [len(owner)]])
+    names = [str(name) for name in in_order[starts[:-1]].tolist()]
+    if owner.dtype.kind not in "iu" or owner.min() < 0:  # numbers are sorted as such, before other names
+        by_name = sorted(range(len(names)), key=lambda c: _name_key(names[c]))
+        sizes = np.diff(starts)[by_name]
+        order = np.concatenate([order[starts[c] : starts[c + 1]] for c in by_name])
+        starts, names = np.append(0, sizes.cumsum()), [names[c] for c in by_name]
+    return torch.from_numpy(order), torch.from_numpy(starts), tuple(names)
+
+
+def in_device_memory(part: Examples, device: torch.device) -> Examples:
+    """Return examples that are read client by client on the device, where they fit, else as they are."""
+    if device.type != "cuda":
+        return part
+    n_bytes = int(part.starts[-1]) * sum(t.element_size() * t.shape[1:].numel() for t in part[:2])
+    if n_bytes > SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
+        return part
+    inputs, targets = part.taken(torch.arange(len(part.starts) - 1))
+    return Examples(inputs.to(device), targets.to(device), part.starts)
+
 
 def untested_line(names: Sequence[str]) -> str:
     """Return the sentence about clients that have no examples to be tested on."""
@@ -253,161 +398,17 @@ def untested_line(names: Sequence[str]) -> str:
     return f"{subject} too small to be tested: kept for training, without a score"
 
 
-def tensor_checksum(values: Tensor, *more: Tensor) -> str:
-    """Return the SHA-256 of the tensors' types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for tensor in (values, *more):
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _name_key(name: str) -> tuple[int, str]:
+    return (len(name), name) if name.isdigit() else (10**9, name)
 
 
-def split_rows(n: int, targets: Tensor, shares: dict[Part, float], *, seed: int, client: int) -> dict[Part, Tensor]:
-    """Return disjoint row numbers for each held-out part and "train", every class shared out alike.
-
-    Rows are ordered by class after a shuffle and dealt out along evenly spaced places, so that each part has the
-    client's label mix up to rounding; every part with a positive share gets at least one row when there are two.
-    """
-    generator = numpy_seed_for(seed, client=client, purpose="split")
-    order = generator.permutation(n)
-    if not targets.is_floating_point() and targets.dim() == 1:
-        order = order[np.argsort(targets.cpu().numpy()[order], kind="stable")]
-    rows: dict[Part, Tensor] = {}
-    left = order
-    for part, share in shares.items():
-        count = min(max(round(share * n), 1), len(left) - 1) if share > 0 and len(left) > 1 else 0
-        places = ((np.arange(count) + 0.5) * len(left) / max(count, 1)).astype(int)
-        rows[part] = torch.as_tensor(np.sort(left[places]))
-        left = np.delete(left, places)
-    rows["train"] = torch.as_tensor(np.sort(left))
-    return rows
-
-
-def _check_names(n_clients: int, names: Sequence[str], groups: Sequence[str] | None) -> None:
-    """Refuse a federation of nobody, and names or groups that do not fit the clients."""
-    if not n_clients:
-        raise ValueError("a federation needs at least one client, but the list of clients is empty.")
-    for what, given in (("names", names), ("groups", groups)):
-        if given is not None and len(given) != n_clients:
-            raise ValueError(f"{n_clients} clients but {len(given)} {what}; every client needs its own.")
-    if len(set(names)) != n_clients:
-        twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        raise ValueError(f"every client needs a name of its own: {n_clients} clients, duplicate names {twice}.")
-
-
-def _check_shares(shares: Mapping[Part, float]) -> None:
-    """Refuse shares that cannot be held out, or that leave nothing."""
-    for part, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-            raise ValueError(f"`{part}` must be a share in [0, 1) of each client's examples, but is {share!r}.")
-    if sum(shares.values()) >= 1:
-        test, validation = shares["test"], shares["validation"]
-        raise ValueError(f"the shares test={test} and validation={validation} leave nothing to train on.")
-
-
-def _checked_pair(name: str, client: Any) -> tuple[Tensor, Tensor]:
-    """Return a client's inputs and targets as tensors, or refuse values that no model can learn from."""
-    pair = _as_pair(f"client '{name}'", client)
-    for what, values in zip(("inputs", "targets"), pair, strict=True):
-        _check_magnitudes(name, what, values)
-    _check_labels(f"client '{name}' has", pair[1])
-    return pair[0], pair[1].long() if pair[1].dtype == torch.bool else pair[1]
-
-
-def pair_in(who: str, dataset: Any) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of a map-style dataset that gives (input, target) pairs."""
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2 and len(dataset):
-        return dataset.tensors[0], dataset.tensors[1]
-    try:
-        items = [dataset[i] for i in range(len(dataset))]
-        inputs = [torch.as_tensor(x) for x, _ in items]
-        targets = [torch.as_tensor(y) for _, y in items]
-        if items:
-            return torch.stack(inputs), torch.stack(targets)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise ValueError(
-            f"{who} has a {type(dataset).__name__} whose examples cannot be read as (input, target) pairs of equal "
-            f"shape ({error}); make each a pair of tensors, by a transform for instance."
-        ) from error
-    raise ValueError(f"{who} has a dataset with no examples; every client needs at least one.")
-
-
-def _as_pair(who: str, given: Any) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets as tensors of real numbers, one row an example."""
-    if isinstance(given, Dataset):
-        given = pair_in(who, given)
-    try:
-        inputs, targets = given
-        pair = torch.as_tensor(inputs), torch.as_tensor(targets)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{who} must be a pair (inputs, targets) of arrays of numbers, but cannot be read as one ({error}); make "
-            "it two NumPy arrays or tensors."
-        ) from error
-    for what, values in zip(("inputs", "targets"), pair, strict=True):
-        if values.dim() == 0 or values.is_complex():
-            raise ValueError(
-                f"{who}: {what} of shape {tuple(values.shape)} and type {values.dtype}; they must be real numbers, "
-                "one row an example."
-            )
-    return pair
-
-
-def _check_labels(who: str, labels: Tensor) -> None:
-    """Refuse class labels below 0, which losses would take for padding."""
-    if labels.is_floating_point() or labels.dtype == torch.bool or not labels.numel() or int(labels.min()) >= 0:
-        return
-    raise ValueError(
-        f"{who} the class label {int(labels.min())}, but whole-number labels are classes 0, 1, ...; turn -1 and +1 "
-        'into classes with `(y > 0).long()`, or give floats for `loss="logistic"`.'
-    )
-
-
-def _given_test(names: Sequence[str], test: Any, like: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the clients' own test examples, shaped as those they train on."""
-    if not isinstance(test, list | tuple):
-        raise ValueError(f"`test` must be a share in [0, 1) or a list of (inputs, targets), but is {test!r}.")
-    if len(test) != len(names):
-        raise ValueError(f"{len(names)} clients but test examples of {len(test)}; every client needs its own.")
-    found = [_checked_pair(name, client) for name, client in zip(names, test, strict=True)]
-    _check_shapes((names[0], *names), [like, *found])
-    return found
-
-
-def _check_magnitudes(name: str, what: str, values: Tensor) -> None:
-    """Refuse numbers that are not finite, or so large that their squares are not."""
-    if not values.is_floating_point() or not values.numel():
-        return
-    bad = ~(values.abs() <= LARGEST)
-    if bool(bad.any()):
-        place = bad.nonzero()[0].tolist()
-        column = f", column {', '.join(map(str, place[1:]))}" if place[1:] else ""
-        raise ValueError(
-            f"client '{name}' has {values[tuple(place)].item()} in its {what} (row {place[0]}{column}; "
-            f"{int(bad.sum())} such values); numbers must be finite and at most {LARGEST:g} in size. Remove these "
-            "rows, or fill the values in."
-        )
-
-
-def _check_shapes(names: Sequence[str], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Refuse clients whose inputs and targets do not belong together, or are not shaped like the others'."""
-    for name, pair in zip(names, pairs, strict=True):
-        if len(pair[0]) != len(pair[1]):
-            raise ValueError(
-                f"client '{name}' has {len(pair[0])} inputs but {len(pair[1])} targets; they must be as many."
-            )
-        for what, mine, first in zip(("inputs", "targets"), pair, pairs[0], strict=True):
-            if mine.shape[1:] != first.shape[1:]:
-                raise ValueError(
-                    f"client '{name}' has {what} of shape {tuple(mine.shape[1:])}, client '{names[0]}' of shape "
-                    f"{tuple(first.shape[1:])}; all clients must have the same."
-                )
-
-
-def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> Examples:
-    sizes = torch.tensor([0] + [len(x) for x, _ in pairs])
-    return Examples(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), sizes.cumsum(0))
+def _is_mapped(values: Any) -> bool:
+    """Return whether an array is mapped from a file, or is a part of one that is."""
+    while isinstance(values, np.ndarray):
+        if isinstance(values, np.memmap):
+            return True
+        values = values.base
+    return False
 
 
 def _listed(clients: Sequence[Any] | Arrays) -> list[Any]:

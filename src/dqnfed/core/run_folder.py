@@ -30,7 +30,14 @@ except ImportError:  # not on Windows: there, nobody watches over the folder
 
 CLIENT_COLUMNS = ("round", "client", "n", "loss_before", "loss_after", "accuracy")
 LINE_FILES = ("metrics.jsonl", "clients.csv")  # a line or some a round
-FIXED_FILES = ("config.toml", "clients.json", "env.json", "features.json", "flower.json")  # written before round 0
+FIXED_FILES = (  # written before round 0
+    "config.toml",
+    "clients.json",
+    "env.json",
+    "machine.json",
+    "features.json",
+    "flower.json",
+)
 FINAL_FILES = (*FIXED_FILES, *LINE_FILES, "model.safetensors", "noise.json", "summary.json")
 ClientRow = tuple[Any, ...]
 UNFINISHED = 10**9  # the round of a half-written line: later than any other

@@ -107,6 +107,7 @@ class EvalBlock(Block):
     participants_every: int = Field(default=1, ge=1)  # rounds between measurements of the participants' losses
     part: Literal["train", "validation", "test"] = "test"
     metrics: Literal["per-client", "aggregate-only"] = "per-client"
+    clients: int | None = Field(default=None, ge=1)  # so many, a stratified sample; default: all, of over 10,000 1,000
     patience: int | None = Field(default=None, ge=1)  # evaluations without a better mean validation score
     select: Literal["last", "loss", ValidationMeasure] = "last"  # the model that is kept: the last, or the best one
     score: Literal["accuracy", "auc", "f1", "loss"] | None = None  # default: accuracy, or the loss of a regression
@@ -152,8 +153,11 @@ class RunBlock(Block):
     compile: bool = False  # a convolutional network's step on a GPU: some 40 s at the start, then shorter rounds
     cohort: Literal["auto", "vectorised", "looped", "streams", "threads", "ray"] = "auto"
     workers: int | None = Field(default=None, ge=1)  # of a Ray cluster; default: as many as it has cores
+    # of a GPU, that each Ray worker has; default: a whole one where the device is a GPU, else none
+    gpu_share: float | None = Field(default=None, gt=0, le=1)
     address: str | None = None  # of a running Ray cluster; default: one of this run's own
     chunk: int | None = Field(default=None, ge=1)  # clients at once
+    memory: str | float | None = None  # of a GPU: "4GiB", or a share of what is free; default 0.8
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=30.0, ge=0)
 

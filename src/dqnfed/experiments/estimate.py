@@ -28,6 +28,7 @@ class Estimate:
     seconds_per_round: float
     seconds: float
     peak_megabytes: float
+    gpu_megabytes: float | None  # None: on a CPU
     uplink_bytes_per_client: float
 
 
@@ -61,5 +62,6 @@ def estimate(config: Config) -> Estimate:
         seconds_per_round=per_round,
         seconds=setup_seconds + per_round * config.train.rounds,
         peak_megabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20,
+        gpu_megabytes=trial.summary["gpu_bytes"] / 2**20 if "gpu_bytes" in trial.summary else None,
         uplink_bytes_per_client=last["bytes_up"] / max(1, len(last["clients"])),
     )

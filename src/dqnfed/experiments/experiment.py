@@ -29,6 +29,7 @@ from dqnfed.data.catalogue import DATASETS, dataset_called
 from dqnfed.data.label_noise import Truth
 from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
+from dqnfed.experiments.memory import MACHINE_FILE, NOTHING_CHOSEN, Chosen, chosen_before, chosen_now
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import FEATURES_FILE, OwnFederation
 from dqnfed.experiments.private import privacy_of
@@ -43,6 +44,7 @@ from dqnfed.sim.setup import cohort_size
 from dqnfed.sim.state import Evaluation
 
 logger = logging.getLogger("dqnfed")
+MOST_STREAMS = 5  # of a GPU; ten clients, the usual cohort, then share them evenly
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -58,6 +60,7 @@ class Experiment:
     own: OwnFederation | None = None  # what was learnt about the columns of the user's table
     truth: Truth | None = None  # where labels were made wrong on purpose; no part of the training
     fingerprint: Mapping[str, str] | None = None  # of the data, where the run is to be kept
+    chosen: Chosen = NOTHING_CHOSEN  # what is done at once on this machine
 
 
 class Built(NamedTuple):
@@ -69,10 +72,11 @@ class Built(NamedTuple):
     truth: Truth | None = None
 
 
-def build_experiment(config: Config, *, is_kept: bool = False) -> Experiment:
+def build_experiment(config: Config, *, is_kept: bool = False, before: Chosen | None = None) -> Experiment:
     """Return the experiment that a config describes, or refuse it before anything is computed.
 
-    Of one that is kept in a folder, the data have a fingerprint: taken here, before the device has its say.
+    Of one that is kept in a folder, the data have a fingerprint: taken here, before the device has its say. What a run
+    that goes on has chosen `before` counts.
     """
     algorithm = build_algorithm(config)
     problem, federation, own, truth = build_problem(config)
@@ -87,7 +91,24 @@ def build_experiment(config: Config, *, is_kept: bool = False) -> Experiment:
     federation = federation.to(device)
     if not algorithm.info.reads_inputs:
         problem, federation = with_features(problem, federation)
-    return Experiment(config, algorithm, problem, federation, kind, own, truth, fingerprint)
+    chosen = before or chosen_for(config, algorithm, problem, federation)
+    if chosen.evaluated is not None:
+        problem = accelerate.evaluating(problem, chosen.evaluated)
+    return Experiment(config, algorithm, problem, federation, kind, own, truth, fingerprint, chosen)
+
+
+def chosen_for(config: Config, algorithm: AnyMethod, problem: Problem, federation: Federation) -> Chosen:
+    """Return what is done at once, so that the run takes no more of a GPU's memory than it may."""
+    if not accelerate.is_installed():
+        return Chosen(torch.get_num_threads())
+    size, settings = cohort_size(config.train.participation, federation.n_clients), config.run
+    on_streams = settings.cohort in ("looped", "streams") or (settings.cohort == "auto" and has_images(problem))
+    is_on_gpu = problem.theta0.is_cuda
+    prepared = quietly_prepared(algorithm, problem, federation.n_clients, size) if is_on_gpu else algorithm
+    try:
+        return chosen_now(settings.memory, problem, federation, prepared, size, on_streams=on_streams)
+    except MemoryError as error:
+        raise ConfigError(str(error)) from error
 
 
 def method_named(name: str) -> type[AnyMethod]:
@@ -220,24 +241,29 @@ def chosen_cohort(experiment: Experiment) -> CohortRunner:
     device = problem.theta0.device
     if settings.cohort == "streams" and device.type != "cuda":
         raise ConfigError(f"run.cohort is 'streams', which are a GPU's, but the device is '{device}'; use 'auto'.")
-    if settings.cohort in ("threads", "ray") and device.type != "cpu":
+    if settings.cohort == "threads" and device.type != "cpu":
         raise ConfigError(
-            f"run.cohort is '{settings.cohort}', which computes on CPUs, but the device is '{device}'; "
-            "use device = 'cpu', or cohort = 'auto'."
+            f"run.cohort is 'threads', which compute on CPUs, but the device is '{device}'; use device = 'cpu', or "
+            "cohort = 'auto'."
         )
+    if settings.gpu_share is not None and settings.cohort != "ray":
+        raise ConfigError("run.gpu_share is what a Ray worker has of a GPU: set run.cohort = 'ray', or leave it out.")
     match settings.cohort:
         case "looped":
             return looped()
         case "threads":
             return threads()
         case "streams":
-            return streams()
+            return streams(experiment.chosen.streams or MOST_STREAMS)
         case "ray":
             return over_ray(experiment)
+    chunk = settings.chunk if settings.chunk is not None else experiment.chosen.chunk
     if settings.cohort == "vectorised" or settings.chunk is not None:
-        return vectorised(settings.chunk)
+        return vectorised(chunk)
     if device.type == "cuda" and has_images(problem):
-        return streams()
+        return streams(experiment.chosen.streams or MOST_STREAMS)
+    if chunk is not None:
+        return vectorised(chunk)
     return automatic(experiment.algorithm, problem, experiment.federation)
 
 
@@ -246,7 +272,10 @@ def over_ray(experiment: Experiment) -> CohortRunner:
     if find_spec("ray") is None:
         raise ConfigError("run.cohort = 'ray' needs an extra: pip install 'dqnfed[ray]'.")
     settings = experiment.config.run
-    return ray_cluster(experiment.federation, workers=settings.workers, address=settings.address)
+    own_device = 1.0 if experiment.problem.theta0.is_cuda else 0.0
+    share = own_device if settings.gpu_share is None else settings.gpu_share
+    given: dict[str, Any] = {"workers": settings.workers, "address": settings.address, "gpu_share": share}
+    return ray_cluster(experiment.federation, **given)
 
 
 def in_precision(problem: Problem, precision: str) -> Problem:
@@ -291,10 +320,11 @@ def run_experiment(
 ) -> RunResult:
     """Return the result of a config's experiment; settings without effect are noted before the first round."""
     privacy = privacy_of(config)
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    before = chosen_before(out) if resume else None
+    if n_threads := config.run.threads or (before.threads if before is not None else 0):
+        torch.set_num_threads(n_threads)
     config = with_absolute_paths(config)
-    experiment = build_experiment(config, is_kept=out is not None)
+    experiment = build_experiment(config, is_kept=out is not None, before=before)
     if config.privacy.secure:
         experiment = secured(experiment)
     warn_of_few_rounds(experiment)
@@ -331,7 +361,10 @@ def run_experiment(
         config=config.as_dict(),
         resume=resume,
         fingerprint=experiment.fingerprint,
-        files={} if experiment.own is None else {FEATURES_FILE: experiment.own.text()},
+        files={
+            MACHINE_FILE: experiment.chosen.text(),
+            **({} if experiment.own is None else {FEATURES_FILE: experiment.own.text()}),
+        },
         complete=completed,
         secure=config.privacy.secure,
         privacy=privacy,
@@ -351,9 +384,14 @@ def prepared_method(experiment: Experiment) -> AnyMethod:
     """Return the method as the engine prepares it; the warnings of that are left to the engine."""
     train, n_clients = experiment.config.train, experiment.federation.n_clients
     size = cohort_size(train.participation, n_clients)
+    return quietly_prepared(experiment.algorithm, experiment.problem, n_clients, size)
+
+
+def quietly_prepared(algorithm: AnyMethod, problem: Problem, n_clients: int, size: int) -> AnyMethod:
+    """Return the method as it is prepared, whose warnings are left to the engine."""
     logger.addFilter(nothing)
     try:
-        return experiment.algorithm.prepare(experiment.problem, n_clients, size)
+        return algorithm.prepare(problem, n_clients, size)
     finally:
         logger.removeFilter(nothing)
 

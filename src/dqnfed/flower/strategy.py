@@ -219,8 +219,7 @@ class Strategy(FlowerStrategy):
 
     def validate(self, setup: Setup, state: State) -> Validated:
         """Return the losses and scores of the present primary model on the validation examples of those who reply."""
-        everybody = torch.arange(self._roster.n_clients)
-        self._ask_to_evaluate(everybody, state, "validation", with_scores=True, with_loss=False)
+        self._ask_to_evaluate(setup.evaluated, state, "validation", with_scores=True, with_loss=False)
         found = [self._evaluated[client] for client in sorted(self._evaluated)]
         return Validated(
             torch.tensor([each.losses[0] for each in found], dtype=torch.float64),

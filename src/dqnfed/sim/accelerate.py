@@ -100,15 +100,41 @@ def graphed(*, emulate: bool = False) -> CohortRunner:
     return _runner("graph_runner", emulate=emulate, function="graphed")
 
 
-def ray_cluster(federation: Federation, *, workers: int | None = None, address: str | None = None) -> CohortRunner:
+def ray_cluster(
+    federation: Federation,
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    gpu_share: float = 0.0,  # of a GPU, that each worker has; 0: none
+) -> CohortRunner:
     """Return the runner that spreads this federation's clients over a Ray cluster."""
-    return _runner("ray_cluster", federation, workers=workers, address=address)
+    return _runner("ray_cluster", federation, workers=workers, address=address, gpu_share=gpu_share)
 
 
 def compiled(problem: Problem) -> Problem:
     """Return the same problem whose steps of training are compiled by torch when they are first taken."""
     changed: Problem = _function("kernels", "compiled")(problem)
     return changed
+
+
+def evaluating(problem: Problem, n_examples: int) -> Problem:
+    """Return the same problem, of which so many examples are evaluated at once on a GPU."""
+    changed: Problem = _function("kernels", "evaluating")(problem, n_examples)
+    return changed
+
+
+def memory_plan(
+    budget: int,
+    problem: Problem,
+    federation: Federation,
+    algorithm: AnyAlgorithm,
+    cohort_size: int,
+    *,
+    on_streams: bool,
+) -> Any:
+    """Return what a run on a GPU can do at once with so many bytes."""
+    need = _function("gpu_memory", "measured_need")(problem, federation, algorithm, cohort_size, on_streams=on_streams)
+    return _function("gpu_memory", "memory_plan")(budget, need, cohort_size, on_streams=on_streams)
 
 
 def with_features(problem: Problem, federation: Federation) -> tuple[Problem, Federation]:

@@ -15,10 +15,11 @@ from dqnfed.core.consistency import ConsistencyState
 from dqnfed.core.run_folder import clear_disk_errors, json_text, load_tensors, save_tensors, write_atomically
 from dqnfed.core.tensors import from_named_tensors, map_tensors, named_tensors
 from dqnfed.sim.choice import Choice
-from dqnfed.sim.state import Record, State
+from dqnfed.sim.state import Known, Record, State
 
 logger = logging.getLogger("dqnfed")
 CLAIMS = "claims."  # before those of the consistency check
+LOSSES = "losses."  # before the known training losses at the present model
 KEPT = "kept."  # before the names of the tensors of the best model
 N_KEPT = 2  # checkpoints: one may be damaged
 
@@ -26,7 +27,7 @@ N_KEPT = 2  # checkpoints: one may be damaged
 def save_checkpoint(run: Path, state: State, identity: Record, lengths: Mapping[str, Any]) -> None:
     """Write the state; its small JSON file is written last, so a kill leaves the checkpoints before it in force."""
     named = named_tensors(state.server, "server.")
-    named["losses"] = state.losses
+    named.update(named_tensors(state.losses, LOSSES))
     named.update(state.memory.named())
     if state.claims is not None:
         named.update(named_tensors(state.claims, CLAIMS))
@@ -142,7 +143,7 @@ def _fill(state: State, facts: Record, named: dict[str, torch.Tensor], algorithm
         return t.to(like.device)
 
     state.server = map_tensors(placed, from_named_tensors(algorithm.info.server, named, "server."), state.server)
-    state.losses = named["losses"]
+    state.losses = from_named_tensors(Known, named, LOSSES)
     if any(name.startswith(CLAIMS) for name in named):
         claims = from_named_tensors(ConsistencyState, named, CLAIMS)
         state.claims = claims._replace(theta=claims.theta.to(state.server.theta.device))

@@ -67,7 +67,7 @@ def consistent(
     usable = screened_replies(replies, found, info)
     sizes = setup.federation.n_examples[clients]
     cohort = Cohort(clients, sizes, setup.federation.n_clients, state.round, found.factors)
-    claims = Claims(usable.rows(field), consistency.reported_losses(usable, state.losses, cohort), cohort)
+    claims = Claims(usable.rows(field), consistency.reported_losses(usable, state.losses.at(clients), cohort), cohort)
     before = state.claims or consistency.no_claims(setup.federation.n_clients)
     state.claims = consistency.judged(before, *claims[:2], state.server.theta, cohort)
     state.claims = consistency.with_lengths(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,6 +22,9 @@ from dqnfed.sim.tasks import sampled_clients
 
 if TYPE_CHECKING:
     from dqnfed.sim.state import Setup, State
+
+AT_ONCE = 2**20  # examples that are evaluated together where they are in memory: their outputs are kept for the scores
+LAZY_AT_ONCE = 2**16  # where they are read
 
 
 @dataclass
@@ -92,12 +96,15 @@ class LocalClients:
 
     def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         algorithm, problem, tasks = setup.algorithm, setup.problem, setup.tasks
-        device = setup.federation.train.inputs.device
+        train = setup.federation.train
+        device = problem.theta0.device if train.is_lazy else train.inputs.device
         if (per_client := setup.per_client_runner) is not None:
             each = tasks.per_client(clients, state.round)
             memories: Any = [state.memory.one(c, task) for c, task in zip(clients.tolist(), each, strict=True)]
             updates, memory = per_client.per_client(algorithm, problem, each, sent, memories)
-        elif (indexed := setup.indexed_runner) is not None and indexed.runs_indexed(algorithm, sent, device):
+        elif (indexed := None if train.is_lazy else setup.indexed_runner) and indexed.runs_indexed(
+            algorithm, sent, device
+        ):
             by_index = tasks.task_indices(clients, state.round)
             memories = _memories(setup, state, clients)
             updates, memory = indexed.indexed(algorithm, problem, by_index, sent, memories, tasks.gather_examples)
@@ -123,14 +130,14 @@ class LocalClients:
             losses = evaluate(setup.problem, theta, train, clients, with_score=False).loss
         if not with_scores:
             return Evaluated(clients, losses.cpu(), {})
-        held = setup.federation.examples(setup.evaluation.part).sizes[clients] > 0  # type: ignore[arg-type]
+        held = setup.federation.examples(setup.evaluation.part).sizes_of(clients) > 0  # type: ignore[arg-type]
         found = self._measured(setup, state, clients if bool(held.all()) else clients[held], setup.evaluation.part)
         scores = {name: _spread(each.scores.cpu(), held) for name, each in found.items()}
         return Evaluated(clients, losses.cpu(), scores)
 
     def validate(self, setup: Setup, state: State) -> Validated:
-        everybody = torch.arange(setup.federation.n_clients)
-        held = everybody[setup.federation.examples("validation").sizes > 0]
+        asked = setup.evaluated
+        held = asked[setup.federation.examples("validation").sizes_of(asked) > 0]
         [found] = self._measured(setup, state, held, "validation", n_models=1).values()
         return Validated(found.loss.cpu(), found.scores.cpu())
 
@@ -160,10 +167,7 @@ class LocalClients:
             each = vmap(lambda kept: algorithm.models(state.server, kept))(memory)
             for name, thetas in islice(each.items(), n_models):
                 found.setdefault(name, []).append(evaluate_personal(problem, thetas, examples, c))
-        return {
-            name: Measured(torch.cat([p.loss for p in parts]), torch.cat([p.scores for p in parts]))
-            for name, parts in found.items()
-        }
+        return {name: connected(parts) for name, parts in found.items()}
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,10 @@ def _spread(scores: Tensor, held: Tensor) -> Tensor:
 def _memories(setup: Setup, state: State, clients: Tensor) -> Any:
     """Return the clients' stacked memories; examples are gathered for clients without one alone."""
     tasks = setup.tasks.task_indices(clients, state.round)
-    return state.memory.get(clients, tasks if state.memory.knows(clients) else setup.tasks.gather_examples(tasks))
+    if not state.memory.knows(clients):
+        is_lazy = setup.federation.train.is_lazy
+        tasks = setup.tasks.stacked(clients, state.round) if is_lazy else setup.tasks.gather_examples(tasks)
+    return state.memory.get(clients, tasks)
 
 
 def _prefetch(setup: Setup, state: State) -> None:
@@ -230,10 +237,13 @@ def evaluate(
 
     The model is the same for all, so the clients' examples form one long batch: no per-client call, no padding.
     """
-    everyone = torch.equal(clients, torch.arange(len(examples.starts) - 1))
-    inputs, targets = (examples.inputs, examples.targets) if everyone else _gathered(examples, clients)
+    sizes, most = examples.sizes_of(clients), LAZY_AT_ONCE if examples.is_lazy else AT_ONCE
+    if len(clients) > 1 and int(sizes.sum()) > most:
+        blocks = blocks_of(clients, sizes, most=most)
+        return connected([evaluate(problem, theta, examples, block, with_score=with_score) for block in blocks])
+    everyone = not examples.is_lazy and len(clients) == len(examples.starts) - 1 and bool((clients.diff() == 1).all())
+    inputs, targets = (examples.inputs, examples.targets) if everyone else _gathered(problem, examples, clients)
     losses, outputs = problem.kernels.forward(problem, theta, inputs, targets, fixed=everyone)
-    sizes = examples.sizes[clients]
     means = _mean_losses(problem, theta, losses, sizes)
     return Measured(means, _scores(problem, outputs, targets, sizes) if with_score else None)
 
@@ -241,15 +251,35 @@ def evaluate(
 @torch.no_grad()
 def evaluate_personal(problem: Problem, thetas: Tensor, examples: Examples, clients: Tensor) -> Measured:
     """Return the given clients' losses and scores, each at its own model (a row of thetas)."""
-    inputs, targets = _gathered(examples, clients)
-    sizes = examples.sizes[clients]
+    inputs, targets = _gathered(problem, examples, clients)
+    sizes = examples.sizes_of(clients)
     losses, outputs = problem.kernels.forward_each(problem, thetas, inputs, targets, sizes)
     return Measured(_mean_losses(problem, thetas, losses, sizes), _scores(problem, outputs, targets, sizes))
 
 
-def _gathered(examples: Examples, clients: Tensor) -> tuple[Tensor, Tensor]:
-    rows = examples.rows(clients).to(examples.inputs.device, non_blocking=True)
-    return examples.inputs[rows], examples.targets[rows]
+def blocks_of(clients: Tensor, sizes: Tensor, *, most: int) -> Iterator[Tensor]:
+    """Yield the clients in blocks of at most so many examples, or of one client; one block where they are not more."""
+    ends = sizes.cumsum(0)
+    first = 0
+    while first < len(clients):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(torch.searchsorted(ends, before + most, right=True)))
+        yield clients[first:last]
+        first = last
+
+
+def connected(parts: list[Measured]) -> Measured:
+    """Return what was found of all clients, measured in blocks."""
+    scores = [part.score for part in parts if part.score is not None]
+    return Measured(torch.cat([part.loss for part in parts]), torch.cat(scores) if scores else None)
+
+
+def _gathered(problem: Problem, examples: Examples, clients: Tensor) -> tuple[Tensor, Tensor]:
+    inputs, targets = examples.taken(clients)
+    if not examples.is_lazy:
+        return inputs, targets
+    device = problem.theta0.device
+    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
 def _mean_losses(problem: Problem, theta: Tensor, losses: Tensor, sizes: Tensor) -> Tensor:

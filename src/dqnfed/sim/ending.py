@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from dqnfed.core.algorithm import AnyAlgorithm, default_of
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.result import RunResult, model_metadata
@@ -71,6 +73,8 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "unused": unused_settings(setup.algorithm),
         "mode": setup.algorithm.mode,
         "untested": len(setup.federation.untested),
+        **({} if len(setup.evaluated) == setup.federation.n_clients else {"evaluated": len(setup.evaluated)}),
+        **gpu_facts(problem.theta0.device),
         **privacy_facts(setup, state),
     }
     theta, layout = kept_model(setup, state).detach().cpu(), problem.layout
@@ -97,6 +101,11 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         module=problem.module,
         model_spec=problem.model_spec,
     )
+
+
+def gpu_facts(device: torch.device) -> Record:
+    """Return the most bytes of a GPU's memory that torch held for this process since the run began."""
+    return {"gpu_bytes": torch.cuda.max_memory_reserved(device)} if device.type == "cuda" else {}
 
 
 def unused_settings(algorithm: AnyAlgorithm) -> list[str]:

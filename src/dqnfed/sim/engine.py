@@ -37,9 +37,10 @@ from dqnfed.sim.journal import DeferredLog, Journal
 from dqnfed.sim.measure import model_columns, start_record
 from dqnfed.sim.observers import Observer, report_failure
 from dqnfed.sim.rounds import run_round
+from dqnfed.sim.sample import sample_line
 from dqnfed.sim.selection import check_select
 from dqnfed.sim.setup import check_rounds, fresh_state, identity_of, plain_config, set_up
-from dqnfed.sim.state import Completion, Evaluation, Record, Setup, State
+from dqnfed.sim.state import NOBODY, Completion, Evaluation, Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
 TRIM_SECONDS = 1.0  # between two returns of free memory to the system, which cost some hundredths of a second
@@ -141,6 +142,10 @@ def _run_loop(
     resume: bool,
     faster: Acceleration,
 ) -> RunResult:
+    if line := sample_line(len(setup.evaluated), setup.federation.n_clients):
+        logger.info("%s", line)
+    if setup.problem.theta0.is_cuda:
+        torch.cuda.reset_peak_memory_stats(setup.problem.theta0.device)
     journal = Journal(folder, model_columns(setup))
     state = fresh_state(setup)
     identity = {} if folder is None else identity_of(setup)
@@ -231,6 +236,6 @@ def interrupt_flag() -> Iterator[threading.Event]:
 def _save(folder: RunFolder, setup: Setup, state: State, identity: Record) -> None:
     folder.settle()
     if setup.evaluation.metrics == "aggregate-only":
-        state = replace(state, losses=torch.full_like(state.losses, torch.nan), claims=None)
+        state = replace(state, losses=NOBODY, claims=None)
     save_checkpoint(folder.path, state, identity, folder.lengths())
     logger.info("checkpoint after round %d", state.round - 1)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from dqnfed.core.run_folder import (
     ClientRow,
     RunFolder,
@@ -16,6 +18,7 @@ from dqnfed.core.run_folder import (
     json_text,
     write_atomically,
 )
+from dqnfed.core.shares import MANY
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.state import Record, Setup
 
@@ -101,21 +104,26 @@ def _environment(setup: Setup) -> dict[str, Any]:
 
 
 def described_clients(setup: Setup) -> list[dict[str, Any]]:
-    """Return who the clients are: name, sizes, group and, unless only aggregates may be written, label mix."""
+    """Return who the clients are: name, sizes, group and, unless only aggregates may be written, label mix.
+
+    Of very many clients, only those that are evaluated.
+    """
     federation = setup.federation
-    labels = federation.label_counts() if setup.evaluation.metrics == "per-client" else None
     described: list[dict[str, Any]] = []
-    for c, name in enumerate(federation.names):
+    chosen = range(federation.n_clients) if federation.n_clients <= MANY else setup.evaluated.tolist()
+    labels = federation.label_counts(chosen) if setup.evaluation.metrics == "per-client" else None
+    parts = {"n_train": federation.train, "n_test": federation.test, "n_validation": federation.validation}
+    numbers = torch.tensor(chosen)
+    sizes = {name: part.sizes_of(numbers).tolist() for name, part in parts.items() if part is not None}
+    for k, c in enumerate(chosen):
         described.append(
             {
                 "client": c,
-                "name": name,
-                "n_train": int(federation.train.sizes[c]),
-                "n_test": int(federation.test.sizes[c]),
-                **({} if federation.validation is None else {"n_validation": int(federation.validation.sizes[c])}),
+                "name": federation.names[c],
+                **{name: of_all[k] for name, of_all in sizes.items()},
                 "group": federation.groups[c] if federation.groups else None,
             }
         )
         if labels is not None:
-            described[-1]["labels"] = {str(k): v for k, v in labels[c].items()}
+            described[-1]["labels"] = {str(label): n for label, n in labels[k].items()}
     return described

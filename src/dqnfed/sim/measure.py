@@ -11,7 +11,7 @@ from torch import Tensor
 from dqnfed.core.run_folder import CLIENT_COLUMNS, ClientRow
 from dqnfed.maths.fairness import fairness_summary, improved_share
 from dqnfed.sim.clients import Evaluated
-from dqnfed.sim.state import Record, Setup, State
+from dqnfed.sim.state import NOBODY, Record, Setup, State
 
 FACTOR = 2.0  # a mean training loss above so many times its start is no training
 ROUNDING = 1e-6  # by which a loss that starts at its least value may rise
@@ -25,11 +25,10 @@ def participant_losses(setup: Setup, state: State, clients: Tensor) -> Tensor | 
     wanted = setup.evaluation
     if not wanted.participants or (state.round + 1) % wanted.participants_every:
         return None
-    known = state.losses[clients]
-    if bool(known.isnan().any()):
+    if bool(state.losses.at(clients).isnan().any()):
         found = setup.clients.evaluate(setup, state, clients, with_scores=False)
-        state.losses[found.clients] = found.losses
-    return state.losses[clients]
+        state.losses = state.losses.put(found.clients, found.losses)
+    return state.losses.at(clients)
 
 
 def measured(
@@ -38,28 +37,35 @@ def measured(
     """Return the record and the client rows of an evaluation at the present model."""
     federation = setup.federation
     record: Record = {"rho": None, "loss_before": None, "loss_after": None, "train_loss": None, "accuracy": None}
-    state.losses = torch.full_like(state.losses, torch.nan)
+    state.losses = NOBODY
     if not evaluate_all and before is None:
         return record, []
-    asked = torch.arange(federation.n_clients) if evaluate_all else clients
+    asked = setup.evaluated if evaluate_all else clients
     found = setup.clients.evaluate(setup, state, asked, with_scores=evaluate_all)
-    state.losses[found.clients] = found.losses
-    answered = torch.isin(clients, found.clients)
+    state.losses = state.losses.put(found.clients, found.losses)
     if len(found.clients) < len(asked):
         record["silent"] = asked[~torch.isin(asked, found.clients)].tolist()
+    rows = client_rows(setup, state, clients, before, found)
+    if before is not None and len(rest := clients[~torch.isin(clients, asked)]):  # participants outside of a sample
+        others = setup.clients.evaluate(setup, state, rest, with_scores=False)
+        state.losses = state.losses.put(others.clients, others.losses)
+        rows += client_rows(setup, state, clients, before, others)
     if evaluate_all and len(found.clients):
         record["train_loss"] = {"mean": float(found.losses.mean()), "max": float(found.losses.max())}
-        tested = federation.examples(setup.evaluation.part).sizes[found.clients] > 0  # type: ignore[arg-type]
+        if len(asked) < federation.n_clients:
+            record["evaluated"] = len(asked)
+        tested = federation.examples(setup.evaluation.part).sizes_of(found.clients) > 0  # type: ignore[arg-type]
         sizes = federation.n_examples[found.clients][tested]
         summaries = {name: score_summary(scores[tested], sizes) for name, scores in found.scores.items()}
         record["accuracy"] = next(iter(summaries.values()))
         if len(summaries) > 1:
             record["models"] = {name: summaries[name] for name in list(summaries)[1:]}
+    answered = torch.isin(clients, state.losses.clients)
     if before is not None and bool(answered.any()):
-        first, after = before[answered], state.losses[clients[answered]]
+        first, after = before[answered], state.losses.at(clients[answered])
         record["loss_before"], record["loss_after"] = float(first.mean()), float(after.mean())
         record["rho"] = improved_share(first, after)
-    return record, client_rows(setup, state, clients, before, found)
+    return record, rows
 
 
 def client_rows(
@@ -70,7 +76,7 @@ def client_rows(
         return []
     started = dict(zip(clients.tolist(), before.tolist(), strict=True)) if before is not None else {}
     asked, sizes = found.clients.tolist(), setup.federation.n_examples[found.clients].tolist()
-    tested = (setup.federation.examples(setup.evaluation.part).sizes[found.clients] > 0).tolist()  # type: ignore[arg-type]
+    tested = (setup.federation.examples(setup.evaluation.part).sizes_of(found.clients) > 0).tolist()  # type: ignore[arg-type]
     columns: list[list[float | None]] = [
         [score if has else None for score, has in zip(scores.tolist(), tested, strict=True)]
         for scores in found.scores.values()

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm, Empty
+from dqnfed.core.host_memory import large_tensor
 from dqnfed.core.problem import Problem, Task
+from dqnfed.core.shares import MANY
 from dqnfed.core.tensors import (
     OnDevice,
     concatenated,
@@ -44,6 +46,7 @@ class MemoryStore:
         self._algorithm, self._problem = algorithm, problem
         self.kind: type[Any] = kind or algorithm.info.memory  # of a row
         self.row_of = torch.full((n_clients,), -1)
+        self._are_many = n_clients > MANY  # memories of so many stay on the host, or in a file
         self.rows: Any = None
         self._room: Any = None  # tensors of which `rows` are the first part, with space for all clients
         self._each: dict[int, Any] = {}  # memories that came one by one; they stand before the client's row
@@ -102,6 +105,8 @@ class MemoryStore:
         n_clients = clients.shape[0]
         if n_clients == 0 or self.kind is Empty:
             return
+        if self._are_many:
+            memory = map_tensors(Tensor.cpu, memory)
         if self._each:
             self._stack_each()
         places, all_known, there = self._places(clients)
@@ -150,11 +155,17 @@ class MemoryStore:
         if client in self._each:
             return self._each[client]
         place = int(self.row_of[client])
-        return row(self.rows, place) if place >= 0 else self._algorithm.init_memory(self._problem, task)
+        if place < 0:
+            return self._algorithm.init_memory(self._problem, task)
+        found = row(self.rows, place)
+        return map_tensors(lambda t: t.to(self._problem.theta0.device), found) if self._are_many else found
 
     def keep(self, clients: Sequence[int], memories: Sequence[Any]) -> None:
         """Keep the clients' memories as they are, without a copy."""
         if self.kind is Empty:
+            return
+        if self._are_many and not self._each and _fits(self.rows, memories):
+            self.put(torch.tensor(clients), _stacked(memories))
             return
         self._is_shared = True  # a memory that did not change is a view of its row
         self._each.update(zip(clients, memories, strict=True))
@@ -164,7 +175,9 @@ class MemoryStore:
         shapes = {tuple((t.shape, t.nbytes) for t in tensors(memory)) for memory in self._each.values()}
         if len(shapes) == 1 and sum(n_bytes for _, n_bytes in shapes.pop()) < LARGE:
             self._stack_each()
-        found = {"memory_row_of": self.row_of}
+        seen = (self.row_of >= 0).nonzero().flatten()
+        found = {"memory_seen": seen, "memory_row_of_seen": self.row_of[seen]}
+        found = found if self._are_many else {"memory_row_of": self.row_of}
         if self.rows is not None:
             found.update(named_tensors(self.rows, "memory."))
         for client, memory in self._each.items():
@@ -173,10 +186,15 @@ class MemoryStore:
 
     def load(self, named: dict[str, Tensor], device: torch.device) -> None:
         """Take what `named` gave."""
-        self.row_of, self.rows, self._room, self._asked = named["memory_row_of"], None, None, []
+        self.rows, self._room, self._asked = None, None, []
+        if self._are_many:
+            self.row_of.fill_(-1)[named["memory_seen"]] = named["memory_row_of_seen"]
+        else:
+            self.row_of = named["memory_row_of"]
 
         def read(prefix: str) -> Any:
-            return map_tensors(lambda t: t.to(device), from_named_tensors(self.kind, named, prefix))
+            there = torch.device("cpu") if self._are_many else device
+            return map_tensors(lambda t: t.to(there), from_named_tensors(self.kind, named, prefix))
 
         if bool((self.row_of >= 0).any()):
             self.rows = read("memory.")
@@ -193,11 +211,14 @@ class MemoryStore:
         """Return the rows with the fresh ones behind them, copied.
 
         On the host, room for every client is reserved at the first call: pages that nobody has written to cost nothing,
-        and growing never holds the old and the new rows at once.
+        and growing never holds the old and the new rows at once. Room for very many is doubled as they come, and goes
+        to a file where it would take half of the free memory.
         """
         n_after = n_before + n_rows(fresh)
-        if self._room is None or self._is_shared or n_before == 0 or not _begins_with(self._room, self.rows):
-            self._room = _reserved(fresh, len(self.row_of)) if n_after < len(self.row_of) else None
+        is_usable = self._room is not None and not self._is_shared and n_before and _begins_with(self._room, self.rows)
+        if not is_usable or n_rows(self._room) < n_after:
+            wanted = min(len(self.row_of), 2 * n_after) if self._are_many else len(self.row_of)
+            self._room = _reserved(fresh, wanted) if n_after < wanted else None
             if self._room is None:
                 return map_tensors(Tensor.clone, fresh) if n_before == 0 else concatenated([self.rows, fresh])
             if n_before:
@@ -209,10 +230,17 @@ class MemoryStore:
         n_asked = index.shape[0]
         whole = n_asked == n_rows(self.rows) and bool((index == torch.arange(n_asked)).all())
         self._is_shared |= whole
-        return self.rows if whole else gather(self.rows, index, there)
+        found = self.rows if whole else gather(self.rows, index, there)
+        return map_tensors(lambda t: t.to(self._problem.theta0.device), found) if self._are_many else found
 
     def _fresh(self, tasks: Task) -> Any:
         return vmap(lambda task: self._algorithm.init_memory(self._problem, task))(tasks)
+
+
+def _fits(rows: Any, memories: Sequence[Any]) -> bool:
+    """Return whether all memories have one shape, that of the rows where there are any."""
+    shapes = {tuple(t.shape for t in tensors(memory)) for memory in memories}
+    return len(shapes) == 1 and (rows is None or tuple(t.shape[1:] for t in tensors(rows)) in shapes)
 
 
 def _stacked(memories: Sequence[Any]) -> Any:
@@ -236,6 +264,8 @@ def _reserved(rows: Any, n_clients: int) -> Any:
     if any(t.device.type != "cpu" for t in tensors(rows)):
         return None
     try:
+        if n_clients > MANY:
+            return map_tensors(lambda t: large_tensor((n_clients, *t.shape[1:]), t.dtype, "clients' memories"), rows)
         return map_tensors(lambda t: torch.empty((n_clients, *t.shape[1:]), dtype=t.dtype), rows)
     except RuntimeError:  # more than the system promises to anybody
         return None

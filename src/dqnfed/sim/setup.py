@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dqnfed.core.algorithm import (
     AnyAlgorithm,
@@ -50,7 +51,7 @@ def set_up(
     size = cohort_size(participation, federation.n_clients)
     if not is_whole(seed) or seed < 0:
         raise ValueError(f"`seed` must be a whole number >= 0, but is {seed!r}.")
-    check_fit(problem, federation.train.inputs, federation.train.targets)
+    check_fit(problem, *some_examples(federation))
     policy = policy or Policy()
     faster = acceleration_for(problem, federation, algorithm, enabled=accelerate)
     problem = faster.problem(problem)
@@ -76,6 +77,18 @@ def set_up(
     return setup, faster
 
 
+def some_examples(federation: Federation) -> tuple[Tensor, Tensor]:
+    """Return all training examples or, where they are elsewhere, the first client's with the highest class."""
+    train = federation.train
+    if not train.is_lazy:
+        return train.inputs, train.targets
+    inputs, targets = train.taken(torch.arange(1))
+    inputs, targets = inputs[[0, 0]], targets[[0, 0]]
+    if federation.n_classes is None or targets.dim() != 1:
+        return inputs, targets
+    return inputs, torch.cat([targets, targets.new_tensor([federation.n_classes - 1])])
+
+
 def cohort_size(participation: float, n_clients: int) -> int:
     """Return how many clients a share means: rounded, at least one."""
     if not is_number(participation) or not 0 < participation <= 1:
@@ -95,7 +108,6 @@ def fresh_state(setup: Setup) -> State:
     state = State(
         server=setup.algorithm.init_server(setup.problem, n_clients),
         memory=MemoryStore(setup.algorithm, setup.problem, n_clients, setup.clients.memory_kind),
-        losses=torch.full((n_clients,), torch.nan, dtype=torch.float64),
     )
     if setup.privacy is not None:
         state.totals["releases"] = 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, check_choice, check_range, check_types
@@ -20,10 +22,37 @@ from dqnfed.secure.noise import Privacy
 from dqnfed.sim.choice import LAST, SELECTS, Choice
 from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.sample import evaluated_clients
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
 Completion = Callable[[], Record]  # writes further files at the end, and returns what the summary says about them
+
+
+class Known(NamedTuple):
+    """A number of each of S clients, NaN of all others; its cost goes with these clients and not with all."""
+
+    clients: Tensor  # [S] ascending
+    values: Tensor  # [S] float64
+
+    def at(self, clients: Tensor) -> Tensor:
+        """Return the numbers of these clients."""
+        if not len(self.clients):
+            return torch.full((len(clients),), torch.nan, dtype=torch.float64)
+        places = torch.searchsorted(self.clients, clients).clamp(max=len(self.clients) - 1)
+        return torch.where(self.clients[places] == clients, self.values[places], torch.nan)
+
+    def put(self, clients: Tensor, values: Tensor) -> Self:
+        """Return the numbers with new ones of these clients, ascending."""
+        if not len(self.clients):
+            return type(self)(clients, values.double())
+        stay = torch.from_numpy(~np.isin(self.clients.numpy(), clients.numpy()))
+        both = torch.cat([self.clients[stay], clients])
+        order = both.argsort()
+        return type(self)(both[order], torch.cat([self.values[stay], values.double()])[order])
+
+
+NOBODY = Known(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +63,7 @@ class Evaluation:
     participants: bool = True  # every participant's training loss before and after each round (rho needs it)
     participants_every: int = 1  # rounds between these
     part: str = "test"  # train | validation | test: the examples that the score is taken on
+    clients: int | None = None  # so many are evaluated, a stratified sample; None: all, of more than 10,000 1,000
     metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
     patience: int | None = None  # evaluations without a better mean validation score before the run stops
     select: str = LAST  # last | loss | mean | worst10 | worst5 | min: which model is kept, by validation examples
@@ -45,8 +75,9 @@ class Evaluation:
         check_choice(self, "part", ("train", "validation", "test"))
         check_choice(self, "metrics", ("per-client", "aggregate-only"))
         check_choice(self, "select", SELECTS)
-        if self.patience is not None:
-            check_range(self, "patience", low=1)
+        for name in ("patience", "clients"):
+            if getattr(self, name) is not None:
+                check_range(self, name, low=1)
 
 
 @dataclass(frozen=True)
@@ -81,6 +112,11 @@ class Setup:
         return self.runner if isinstance(self.runner, IndexedRunner) else None
 
     @cached_property
+    def evaluated(self) -> Tensor:
+        """The clients that are evaluated, ascending."""
+        return evaluated_clients(self.federation, self.evaluation.part, self.evaluation.clients, self.seed)  # type: ignore[arg-type]
+
+    @cached_property
     def model_names(self) -> list[str]:
         """The models that the method evaluates, the primary one first."""
         return self.clients.model_names(self)
@@ -92,7 +128,7 @@ class State:
 
     server: Any
     memory: MemoryStore
-    losses: Tensor  # [C] training losses at the present theta where they are known, else NaN
+    losses: Known = NOBODY  # training losses at the present theta
     round: int = 0  # the next one
     stopped: str = ""  # why the method ended the run
     start: Record = field(default_factory=dict)  # the start model's evaluation

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
-from dqnfed.core.federation import Federation
+from dqnfed.core.federation import Examples, Federation
 from dqnfed.core.local_work import LocalWork, draw_batches
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import numpy_seed_for, seed_for
@@ -56,9 +56,10 @@ class TaskBuilder:
         self._epochs, self._batch_size, self._lr_at = _local_work(algorithm)
         self._numbers = range(federation.n_clients) if numbers is None else numbers
         self._sizes: list[int] = federation.n_examples.tolist()
-        starts, size = federation.train.starts, self._sizes[0]
-        is_even = len(federation.train.inputs) == size * len(self._sizes) and set(self._sizes) == {size}
-        self._common_size = size if is_even and int(starts[0]) == 0 else None  # where all clients have as many examples
+        train, size = federation.train, self._sizes[0]
+        is_even = len(train.inputs) == size * len(self._sizes) and set(self._sizes) == {size}
+        self._common_size = size if is_even and int(train.starts[0]) == 0 else None  # where all have as many examples
+        self._place = problem.theta0.device if train.is_lazy else train.inputs.device
         self._last: tuple[list[int], tuple[Tensor, Tensor]] | None = None
         self._held: tuple[Tensor, Task] | None = None
         self._drawn: tuple[tuple[list[int], int], Task] | None = None
@@ -69,8 +70,20 @@ class TaskBuilder:
         """Return the clients' tasks, stacked and padded to the largest; every phase of a round gets the same."""
         indexed = self.task_indices(clients, round)
         if self._held is None or self._held[0] is not indexed.inputs:  # the same cohort has the same rows
-            self._held = (indexed.inputs, self.gather_examples(indexed))
+            self._held = (indexed.inputs, self._read(clients) or self.gather_examples(indexed))
         return indexed._replace(inputs=self._held[1].inputs, targets=self._held[1].targets)
+
+    def _read(self, clients: Tensor) -> Task | None:
+        """Return tasks with the examples of lazy clients, padded; None where the examples are in memory."""
+        train = self._federation.train
+        if not train.is_lazy:
+            return None
+        inputs, targets = train.taken(clients)
+        ends = train.sizes_of(clients).cumsum(0)
+        own = Examples(inputs, targets, torch.cat([torch.zeros(1, dtype=torch.long), ends]))
+        rows, _ = own.padded_rows(torch.arange(len(clients)))
+        padded = (t[rows].to(self._place, non_blocking=True) for t in (inputs, targets))
+        return Task(*padded, *(torch.empty(0) for _ in Task._fields[2:]))
 
     def task_indices(self, clients: Tensor, round: int) -> Task:
         """Return what `stacked` does, but for inputs the numbers of their rows [K, N], and no targets.
@@ -91,7 +104,7 @@ class TaskBuilder:
         """
         if indexed.targets.numel():
             return indexed
-        inputs, targets, _ = self._federation.train
+        inputs, targets = self._federation.train.inputs, self._federation.train.targets
         if self._common_size is not None:
             by_client = (len(self._sizes), self._common_size)
             inputs, targets = inputs.unflatten(0, by_client), targets.unflatten(0, by_client)
@@ -111,33 +124,40 @@ class TaskBuilder:
     def pooled(self, clients: Tensor, round: int) -> Task:
         """Return one task with the rows of all these clients together, in batches drawn over all of them."""
         train, theta0 = self._federation.train, self._problem.theta0
-        rows = train.rows(clients).to(train.inputs.device)
+        inputs, targets = (t.to(self._place) for t in train.taken(clients))
         batches = draw_batches(
-            len(rows),
+            len(inputs),
             epochs=self._epochs,
             batch_size=self._batch_size,
             generator=seed_for(self._seed, round, purpose="pooled batches"),
         )
         lr = torch.tensor(self._lr_at(round), dtype=theta0.dtype, device=theta0.device)
-        noise, mask = theta0.new_zeros(0), theta0.new_ones(len(rows))
-        return Task(train.inputs[rows], train.targets[rows], mask, batches.to(rows.device), noise, lr)
+        noise, mask = theta0.new_zeros(0), theta0.new_ones(len(inputs))
+        return Task(inputs, targets, mask, batches.to(self._place), noise, lr)
 
     def _tasks_one_by_one(self, clients: list[int], round: int) -> list[Task]:
-        train, theta0 = self._federation.train, self._problem.theta0
+        theta0 = self._problem.theta0
         lr = torch.tensor(self._lr_at(round), dtype=theta0.dtype, device=theta0.device)
         noise = self._noise(torch.tensor(clients), round).to(theta0.device, non_blocking=True)
-        starts = train.starts.tolist()
         tasks = []
-        for k, c in enumerate(clients):
-            rows = slice(starts[c], starts[c + 1])
-            inputs, targets = train.inputs[rows], train.targets[rows]
+        for k, (c, (inputs, targets)) in enumerate(zip(clients, self._examples_of(clients), strict=True)):
             mask = theta0.new_ones(len(inputs))
             batches = self._drawn_batches(c, round).to(inputs.device, non_blocking=True)
             tasks.append(Task(inputs, targets, mask, batches, noise[k], lr))
         return tasks
 
+    def _examples_of(self, clients: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return each client's examples: views of those in memory, or read for the cohort at once."""
+        train, chosen = self._federation.train, torch.tensor(clients)
+        if train.is_lazy:
+            sizes = train.sizes_of(chosen).tolist()
+            inputs, targets = (t.to(self._place).split(sizes) for t in train.taken(chosen))
+            return list(zip(inputs, targets, strict=True))
+        bounds = zip(train.starts[chosen].tolist(), train.starts[chosen + 1].tolist(), strict=True)
+        return [(train.inputs[start:end], train.targets[start:end]) for start, end in bounds]
+
     def _task(self, clients: Tensor, round: int) -> Task:
-        theta0, place, K = self._problem.theta0, self._federation.train.inputs.device, clients.shape[0]
+        theta0, place, K = self._problem.theta0, self._place, clients.shape[0]
         if self._last is None or self._last[0] != clients.tolist():
             if self._common_size is not None:
                 rows, mask = clients, _filled(1.0, (K, self._common_size), theta0.dtype, theta0.device)

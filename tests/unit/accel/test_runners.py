@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from dqnfed import DQNFed, Evaluation, FedAvg, Federation, Problem, RunResult, looped, run, threads, vectorised
 from dqnfed.accel.automatic import automatic
-from dqnfed.accel.ray_cluster import ClientWork, RayRunner, WorkerPool, balanced_work, ray_cluster
+from dqnfed.accel.ray_cluster import ClientWork, RayRunner, Worker, WorkerPool, balanced_work, n_workers, ray_cluster
 from dqnfed.accel.threads import Threads, one_core_workers
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.runners import CohortRunner, Looped, Vectorised
@@ -137,8 +138,8 @@ def test_threads_have_one_core_each_and_leave_the_others_theirs() -> None:
 def test_replies_that_do_not_fit_in_memory_go_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     case = dense_bowl(torch.float64)
     expected = trained(METHODS["dqn-fed"], case, threads(2)).theta
-    monkeypatch.setattr("dqnfed.accel.threads.SMALL", 0)
-    monkeypatch.setattr("dqnfed.accel.threads.free_bytes", lambda: 0.0)
+    monkeypatch.setattr("dqnfed.core.host_memory.SMALL", 0)
+    monkeypatch.setattr("dqnfed.core.host_memory.free_bytes", lambda: 0.0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     made: list[Tensor] = []
     original = torch.from_file
@@ -197,6 +198,63 @@ def test_a_worker_that_is_killed_in_a_round_loses_nothing(
     assert mark.exists()
     assert "a worker stopped" in caplog.text
     assert torch.equal(found.theta, trained(algorithm, case, threads(2), rounds=5).theta)
+
+
+def test_data_are_sent_once_and_messages_once_a_round(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, sent, put = dense_bowl(torch.float32), list[Any](), ray.put
+
+    def noted(value: Any) -> Any:
+        sent.append(value)
+        return put(value)
+
+    monkeypatch.setattr(ray, "put", noted)
+    trained(METHODS["fedavg"], case, RayRunner(case.federation, pool), rounds=6)
+    inputs = case.federation.train.inputs
+    assert sum(isinstance(value, np.ndarray) and value.shape == inputs.shape for value in sent) == 1
+    assert len(sent) == 4 + 6  # method, problem, inputs, targets; a message a round
+
+
+def test_lazy_clients_travel_with_their_work(pool: WorkerPool) -> None:
+    clients = labelled_clients(6, 4)
+    lazy = Federation.from_function(lambda c: clients[c], [len(x) for x, _ in clients], n_classes=3)
+    case = Case(dense_bowl(torch.float64).problem, lazy)
+    found = trained(METHODS["fedavg"], case, RayRunner(lazy, pool), rounds=4)
+    assert torch.equal(found.theta, trained(METHODS["fedavg"], case, threads(2), rounds=4).theta)
+
+
+def test_shares_of_gpus_say_how_many_workers_there_are() -> None:
+    for cores, gpus, share, expected in (
+        (16, 0, 0.0, 16), (16, 1, 1.0, 1), (16, 1, 0.25, 4), (16, 2, 0.4, 4), (3, 8, 0.5, 3), (4, 0, 0.5, 1),
+        (16, 1, 0.1, 10),
+    ):  # fmt: skip
+        assert n_workers({"CPU": cores, "GPU": gpus}, share) == expected
+
+
+def test_a_worker_whose_gpu_is_not_there_says_so(pool: WorkerPool) -> None:
+    """Ray counts what it is told; torch sees what is there."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    worker: Any = ray.remote(Worker).options(num_cpus=0).remote(30, 0.5)
+    with pytest.raises(RuntimeError, match=r"0\.5 of a GPU by Ray's count, but torch on .* sees none"):
+        ray.get(worker.ready.remote())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("on_server", ["cpu", "cuda"])
+def test_workers_with_half_a_gpu_each_train_the_same_model(on_server: str) -> None:
+    ray.shutdown()
+    ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        case = convolved_bowl(torch.float64)
+        there = Case(case.problem.to(on_server), case.federation.to(on_server))
+        runner = ray_cluster(there.federation, workers=2, gpu_share=0.5)
+        found = trained(METHODS["fedavg"], there, runner, rounds=5).theta.cpu()
+        torch.testing.assert_close(
+            found, trained(METHODS["fedavg"], case, looped(), rounds=5).theta, rtol=1e-9, atol=1e-11
+        )
+        assert len(runner.pool.alive) == 2
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,7 +14,7 @@ from torch import nn
 
 from dqnfed.core.problem import Problem
 from dqnfed.experiments.config import ConfigError, read_config
-from dqnfed.experiments.experiment import build_experiment, compiled, in_precision
+from dqnfed.experiments.experiment import build_experiment, compiled, in_precision, run_experiment
 
 CPU = ["run.device=cpu"]
 
@@ -75,3 +77,21 @@ def test_only_convolutions_on_streams_are_compiled(layer: nn.Module, cohort: str
     problem.module = nn.Sequential(layer)
     with pytest.raises(ConfigError, match="networks with convolutions"):
         compiled(cast(Problem, problem), cohort)
+
+
+def test_a_resumed_run_computes_with_the_threads_that_it_began_with(tmp_path: Path) -> None:
+    few = ["data.clients=4", "data.limit=200", "algorithm.name=fedavg", "model.hidden=[4]", "run.device=cpu"]
+    config, folder, threads = read_config("digits", [*few, "train.rounds=2"]), tmp_path / "run", torch.get_num_threads()
+    run_experiment(config, folder)
+    assert json.loads((folder / "machine.json").read_text()) == {"threads": threads}
+    longer = read_config("digits", [*few, "train.rounds=3"])
+    try:
+        torch.set_num_threads(threads + 1)
+        run_experiment(longer, folder, resume=True)
+        assert torch.get_num_threads() == threads
+        run_experiment(
+            read_config("digits", [*few, "train.rounds=4", f"run.threads={threads + 1}"]), folder, resume=True
+        )
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)

@@ -74,8 +74,8 @@ def test_the_truth_is_not_what_is_trained_on(tmp_path: Path) -> None:
     assert torch.equal(clean.federation.test.targets, built.federation.test.targets)
     run_experiment(small(), tmp_path)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
-        ".lock", "checksums.json", "clients.csv", "clients.json", "config.toml", "env.json", "metrics.jsonl",
-        "model.safetensors", "noise.json", "summary.json",
+        ".lock", "checksums.json", "clients.csv", "clients.json", "config.toml", "env.json", "machine.json",
+        "metrics.jsonl", "model.safetensors", "noise.json", "summary.json",
     }  # fmt: skip
 
 

@@ -31,11 +31,12 @@ class VotesState(NamedTuple):
     log_m: Tensor  # []      log of the step's length over the length of the clients' mean step
     alpha: Tensor  # []      of the last step; 0: none yet
     is_back: Tensor  # []    whether that step was taken back
-    losses: Tensor  # [C]    above the floor, at the model of the client's last reply; NaN: no reply yet
+    losses: Tensor  # [S]    above the floor, at the model of the client's last reply; NaN: no reply yet
     depth: Tensor  # []      steps from the start model to theta; those that were taken back do not count
-    depths: Tensor  # [C]    of the model of the client's last reply
-    starts: Tensor  # [C]    above the floor, at the start model; NaN: no reply there
+    depths: Tensor  # [S]    of the model of the client's last reply
+    starts: Tensor  # [S]    above the floor, at the start model; NaN: no reply there
     floor: Tensor  # []      no loss is below it
+    clients: Tensor  # [S]   whose numbers these are, ascending, of very many clients; [0]: all clients', S = C
 
 
 class DescentServer(NamedTuple):

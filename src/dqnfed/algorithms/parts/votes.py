@@ -7,6 +7,7 @@ from math import exp, inf, isfinite, isnan, log, nan, sqrt
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dqnfed.algorithms.parts.messages import VotesState
 from dqnfed.core.algorithm import Cohort
@@ -21,6 +22,8 @@ JUMP = 2.0  # of the losses by one step: above it the step is taken back; anothe
 JUMP_ALL = 1.2  # if all clients are here
 JUMP_EXACT = 1.05  # and their rows are gradients: nothing but the step has raised the losses
 GROWTH = 3.0  # of a step by its successor at most, with all clients
+SEATS = 10_000  # clients whose numbers are kept: of more, the newest
+NOBODY = -1  # a client's number
 FEW = 10  # clients, or three quarters of them: until so many are known m does not rise above its start
 
 
@@ -43,13 +46,36 @@ class Votes:
 
     def init(self, n_clients: int, floor: float) -> VotesState:
         """Return the state before the first round."""
-        zero, unknown = torch.zeros((), dtype=torch.float64), torch.full((n_clients,), nan, dtype=torch.float64)
-        depths, lowest = torch.zeros(n_clients, dtype=torch.int64), torch.tensor(floor, dtype=torch.float64)
-        return VotesState(zero, zero, zero.bool(), unknown, zero.long(), depths, unknown, lowest)
+        clients = torch.full((int(n_clients > SEATS),), NOBODY)
+        n_seats = len(clients) or n_clients
+        zero, unknown = torch.zeros((), dtype=torch.float64), torch.full((n_seats,), nan, dtype=torch.float64)
+        depths, lowest = torch.zeros(n_seats, dtype=torch.int64), torch.tensor(floor, dtype=torch.float64)
+        return VotesState(zero, zero, zero.bool(), unknown, zero.long(), depths, unknown, lowest, clients)
+
+    def seated(self, state: VotesState, cohort: Cohort) -> VotesState:
+        """Return the state of very many clients with places for the cohort's numbers; those with old ones lose theirs.
+
+        Numbers at the start model are kept longest.
+        """
+        new = cohort.clients[~torch.isin(cohort.clients, state.clients)]
+        is_old = ~torch.isin(state.clients, cohort.clients)
+        age = torch.where(state.starts.isfinite() | ~is_old, inf, state.depths.double())
+        stay = age.argsort(stable=True)[max(0, len(age) + len(new) - SEATS) :]
+        clients, order = torch.cat([state.clients[stay], new]).sort()
+
+        def moved(values: Tensor, empty: float) -> Tensor:
+            return torch.cat([values[stay], values.new_full((len(new),), empty)])[order]
+
+        losses, starts, depths = moved(state.losses, nan), moved(state.starts, nan), moved(state.depths, 0)
+        return state._replace(losses=losses, depths=depths, starts=starts, clients=clients)
+
+    def places(self, state: VotesState, cohort: Cohort) -> Tensor:
+        """Return where the numbers of a seated cohort are."""
+        return torch.searchsorted(state.clients, cohort.clients) if len(state.clients) else cohort.clients
 
     def record(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> VotesState:
         """Return the state with the losses of this round."""
-        values, here = torch.from_numpy(losses) - state.floor, cohort.clients
+        values, here = torch.from_numpy(losses) - state.floor, self.places(state, cohort)
         return state._replace(
             losses=state.losses.index_copy(0, here, values),
             depths=state.depths.index_fill(0, here, int(state.depth)),
@@ -62,8 +88,9 @@ class Votes:
             return 1.0
         exact = self.gradients and not self.robust  # robust losses do not tell a rise by less than JUMP_ALL
         jump = (JUMP_EXACT if exact else JUMP_ALL) if len(cohort.clients) == cohort.n_clients else JUMP
-        known, usual = state.losses[cohort.clients].numpy(), float(state.losses.nanmean())
-        is_known, steps = np.isfinite(known), int(state.depth) - state.depths[cohort.clients].numpy()
+        here, usual = self.places(state, cohort), float(state.losses.nanmean())
+        known, steps = state.losses[here].numpy(), int(state.depth) - state.depths[here].numpy()
+        is_known = np.isfinite(known)
         before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
         ratio = loss_ratio(losses - float(state.floor), before, least=usual, robust=self.robust)
         since = max(1.0, float(np.where(is_known, steps, int(state.depth)).mean()))  # 0 after a held round
@@ -77,7 +104,8 @@ class Votes:
         Where they were low until the last step, it is enough to take that step back. While few clients are known one
         that is asked for the first time counts with the largest loss that is known of the start model.
         """
-        starts, before = state.starts[cohort.clients].numpy(), state.losses[cohort.clients].numpy()
+        here = self.places(state, cohort)
+        starts, before = state.starts[here].numpy(), state.losses[here].numpy()
         known = state.starts[state.starts.isfinite()]
         if float(state.alpha) == 0.0 or bool(state.is_back) or not len(known):
             return False
@@ -102,7 +130,7 @@ class Votes:
         """Return the state after the votes on the last step, and the share of those for longer ones (NaN: no vote)."""
         if float(state.alpha) == 0.0 or bool(state.is_back):
             return state, nan
-        known, now = state.losses[cohort.clients].numpy(), losses - float(state.floor)
+        known, now = state.losses[self.places(state, cohort)].numpy(), losses - float(state.floor)
         share, again = votes_for_longer(along, now, known), np.isfinite(known)
         log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
         rise = RISE_ALL if len(cohort.clients) == cohort.n_clients and not self.robust else RISE
