@@ -90,6 +90,9 @@ class TrainBlock(Block):
 
     rounds: int = Field(default=100, ge=1)
     participation: float = Field(default=1.0, gt=0, le=1)
+    sampling: Literal["uniform", "poisson", "size", "power-of-choice", "cyclic"] = "uniform"
+    candidates: int | None = Field(default=None, ge=1)  # of power-of-choice; default: twice the clients of a round
+    trace: str | None = None  # a CSV file of who is online in which round (`dqnfed trace`); default: everybody
     epochs: int | None = Field(default=None, ge=1)  # 1
     batch_size: int | Literal["full"] | None = None  # full
     lr: float | None = Field(default=None, gt=0)  # 0.1
