@@ -13,7 +13,10 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 # settings of the clients' work that methods share; read here, so that a config is read without torch
-LOCAL_WORK = ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every")
+LOCAL_WORK = (
+    "lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every",
+    "optimizer", "nesterov", "clip_norm", "schedule", "schedule_rounds", "warmup",
+)  # fmt: skip
 ValidationMeasure = Literal["mean", "worst10", "worst5", "min"]  # of the clients' validation scores
 
 
@@ -100,6 +103,12 @@ class TrainBlock(Block):
     weight_decay: float | None = Field(default=None, ge=0)  # 0
     lr_decay: float | None = Field(default=None, gt=0, le=1)  # 1
     lr_decay_every: int | None = Field(default=None, ge=1)  # 1
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None  # sgd
+    nesterov: bool | None = None  # false
+    clip_norm: float | None = Field(default=None, gt=0)  # none
+    schedule: Literal["constant", "step", "cosine"] | None = None  # step, which is constant while lr_decay is 1
+    schedule_rounds: int | None = Field(default=None, ge=1)  # of cosine: rounds
+    warmup: int | None = Field(default=None, ge=0)  # 0
 
 
 class EvalBlock(Block):

@@ -121,6 +121,8 @@ def build_algorithm(config: Config) -> AnyMethod:
     values = {f.name: given[f.name].value for f in fields(kind) if f.name in given}
     if values.get("batch_size") == "full":
         values["batch_size"] = None
+    if values.get("schedule") == "cosine":
+        values.setdefault("schedule_rounds", config.train.rounds)
     return kind(**values)
 
 

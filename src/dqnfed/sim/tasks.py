@@ -37,7 +37,7 @@ def _local_work(algorithm: AnyAlgorithm) -> tuple[int, int | None, Callable[[int
     if not isinstance(algorithm, LocalWork):
         return 1, None, lambda _: 0.0
     lr = algorithm.lr
-    return algorithm.epochs, algorithm.batch_size, algorithm.lr_at if algorithm.lr_decay < 1.0 else lambda _: lr
+    return algorithm.epochs, algorithm.batch_size, algorithm.lr_at if algorithm.has_schedule else lambda _: lr
 
 
 class TaskBuilder:
