@@ -6,8 +6,8 @@
     python -m dqnfed.report.results leaderboard --from runs/leaderboard.jsonl --hardware "..."
 
 First four values of one setting of every method, one seed, on validation data; then the best of them with five seeds
-on test data, the model kept that has the lowest validation loss. Lines are appended as runs end, and what is in the file is
-not run again: a call that is cut short, or has `--seconds`, goes on where it was.
+on test data, the model kept that has the lowest validation loss. Lines are appended as runs end, and what is in the
+file is not run again: a call that is cut short, or has `--seconds`, goes on where it was.
 """
 
 from __future__ import annotations

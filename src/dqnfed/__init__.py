@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dqnfed.sim.engine import run as run
     from dqnfed.sim.sampling import Sampling as Sampling
     from dqnfed.sim.state import Evaluation as Evaluation
+    from dqnfed.sim.stragglers import Stragglers as Stragglers
 
 # Importing torch takes a second or more; `dqnfed --help` must not wait for it, so names are looked up when used.
 _HOMES = {
@@ -72,6 +73,7 @@ _HOMES = {
     "Sampling": "dqnfed.sim.sampling",
     "Scaffold": "dqnfed.algorithms.scaffold",
     "ServerLBFGS": "dqnfed.algorithms.server_lbfgs",
+    "Stragglers": "dqnfed.sim.stragglers",
     "TERM": "dqnfed.algorithms.term",
     "looped": "dqnfed.core.runners",
     "run": "dqnfed.sim.engine",

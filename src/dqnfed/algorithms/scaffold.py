@@ -56,9 +56,9 @@ class Scaffold(LocalWork[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
 
     Differences: none. Local momentum and Adam are refused: c_k would no longer be the client's mean gradient. With part
     of the clients a round, c_k is of an older model and a newcomer has none: local work may then go wild at a rate at
-    which FedAvg trains (MNIST by writer, a tenth of 500 clients, lr 0.1), and with option II the client keeps that as c_k.
-    A reply that is clipped has its change of c_k scaled likewise. `control = "gradient"`, option I, has the client's
-    gradient at theta as c_k for one more pass over its data, and trains there.
+    which FedAvg trains (MNIST by writer, a tenth of 500 clients, lr 0.1), and with option II the client keeps that as
+    c_k. A reply that is clipped has its change of c_k scaled likewise. `control = "gradient"`, option I, has the
+    client's gradient at theta as c_k for one more pass over its data, and trains there.
 
     Reference: Karimireddy, Kale, Mohri, Reddi, Stich & Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning, ICML 2020.

@@ -95,7 +95,11 @@ class TrainBlock(Block):
     participation: float = Field(default=1.0, gt=0, le=1)
     sampling: Literal["uniform", "poisson", "size", "power-of-choice", "cyclic"] = "uniform"
     candidates: int | None = Field(default=None, ge=1)  # of power-of-choice; default: twice the clients of a round
-    trace: str | None = None  # a CSV file of who is online in which round (`dqnfed trace`); default: everybody
+    trace: str | None = None  # a CSV file of who is online in which round (`dqnfed data trace`); default: everybody
+    deadline: float | None = Field(default=None, gt=0)  # times the median client's time for a round; default: none
+    speed_spread: float | None = Field(default=None, ge=0)  # 0.5: of the logarithm of the clients' speed
+    speed_jitter: float | None = Field(default=None, ge=0)  # 0: the same of one client's from round to round
+    late: Literal["drop", "partial"] | None = None  # drop: what is left of a client that is late
     epochs: int | None = Field(default=None, ge=1)  # 1
     batch_size: int | Literal["full"] | None = None  # full
     lr: float | None = Field(default=None, gt=0)  # 0.1

@@ -49,11 +49,12 @@ def deployed_strategy(
     `files` are further texts for the run folder.
     """
     from dqnfed.core.screening import Policy
-    from dqnfed.experiments.participants import sampling_of
+    from dqnfed.experiments.participants import refuse_simulated, sampling_of
     from dqnfed.flower.strategy import Strategy  # here: a client's process does not need the server's side
     from dqnfed.sim.state import Evaluation
 
     _use_threads(config)
+    refuse_simulated(config)
     if config.privacy.secure and len(config.privacy.roster) != int(run_config["clients"]):
         raise ConfigError(
             f"`privacy.secure` needs the public key of every client in `privacy.roster`, but it has "

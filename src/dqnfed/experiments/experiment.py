@@ -31,7 +31,7 @@ from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, 
 from dqnfed.experiments.data_source import data_source
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import FEATURES_FILE, OwnFederation
-from dqnfed.experiments.participants import expected_size, sampling_of
+from dqnfed.experiments.participants import expected_size, sampling_of, stragglers_of
 from dqnfed.experiments.private import privacy_of
 from dqnfed.experiments.settings import given_settings, unused_lines, unused_settings
 from dqnfed.experiments.synthetic import bowls
@@ -248,6 +248,8 @@ def over_ray(experiment: Experiment) -> CohortRunner:
     if find_spec("ray") is None:
         raise ConfigError("run.cohort = 'ray' needs an extra: pip install 'dqnfed[ray]'.")
     settings = experiment.config.run
+    if experiment.config.train.late == "partial":
+        raise ConfigError("train.late = 'partial' is not for run.cohort = 'ray'; use 'auto', or train.late = 'drop'.")
     return ray_cluster(experiment.federation, workers=settings.workers, address=settings.address)
 
 
@@ -324,6 +326,7 @@ def run_experiment(
         rounds=config.train.rounds,
         participation=config.train.participation,
         sampling=sampling_of(config),
+        stragglers=stragglers_of(config),
         seed=config.run.seed,
         cohort=chosen_cohort(experiment),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),

@@ -130,10 +130,10 @@ def _rank_lines(ranked: Mapping[str, Mapping[str, Mapping[int, Json]]]) -> list[
         lines.append(f"| `{names[k]}` | {' | '.join(cells)} | {cost[names[k]]} |")
     n, difference = n_blocks(ranked), critical_difference(len(names), n_blocks(ranked))
     meaning = (
-        f"Ranks of {len(names)} methods, 1 the best, over {', '.join(ranked)}; brackets hold 95 % of the mean ranks when "
-        "the seeds of each problem are drawn again. They are about the seeds, not about other problems. By Nemenyi's "
-        f"test over all pairs two mean ranks differ at 5 % where they are {difference:.1f} apart ({n} blocks of one "
-        "problem and seed, taken for independent, which seeds of one problem are not quite)."
+        f"Ranks of {len(names)} methods, 1 the best, over {', '.join(ranked)}; brackets hold 95 % of the mean ranks "
+        "when the seeds of each problem are drawn again. They are about the seeds, not about other problems. By "
+        f"Nemenyi's test over all pairs two mean ranks differ at 5 % where they are {difference:.1f} apart ({n} "
+        "blocks of one problem and seed, taken for independent, which seeds of one problem are not quite)."
     )
     return [*lines, "", meaning, "", f"![Mean ranks with intervals](figures/{FIGURE})", ""]
 

@@ -49,7 +49,7 @@ class Trace:
         if unknown:
             raise ValueError(
                 f"the trace names client {unknown[0]}, but the {n_clients} clients have the numbers 0 to "
-                f"{n_clients - 1}; make one for this federation (`dqnfed trace`)."
+                f"{n_clients - 1}; make one for this federation (`dqnfed data trace`)."
             )
 
     def online(self, round: int, n_clients: int) -> IntArray:

@@ -91,6 +91,15 @@ class LocalClients:
     is_secure: bool = False
 
     def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        if setup.stragglers is None or setup.algorithm.info.training == "alone":
+            return self._train(setup, state, clients, sent, phase)
+        missing = late_clients(setup, state.round, clients)
+        here = clients[~torch.isin(clients, torch.tensor([client for client, _ in missing], dtype=torch.long))]
+        if not here.shape[0]:
+            return Answers(here, None, None, missing)
+        return self._train(setup, state, here, sent, phase)._replace(missing=missing)
+
+    def _train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         algorithm, problem, tasks = setup.algorithm, setup.problem, setup.tasks
         device = setup.federation.train.inputs.device
         if (per_client := setup.per_client_runner) is not None:
@@ -177,6 +186,20 @@ class PooledClients(LocalClients):
         shared = map_tensors(lambda t: t.expand(len(clients), *t.shape), update)
         kept = map_tensors(lambda t: t.expand(len(clients), *t.shape), memory)
         return Answers(clients, setup.replies(shared), kept, [])
+
+
+def late_clients(setup: Setup, round: int, clients: Tensor) -> list[tuple[int, str]]:
+    """Return the clients that send nothing until the deadline, and how late they are."""
+    assert setup.stragglers is not None
+    sizes, algorithm, found = setup.federation.n_examples.double().numpy(), setup.algorithm, []
+    for client in clients.tolist():
+        share = setup.stragglers.share(setup.seed, round, client, sizes)
+        per_epoch = -(-int(sizes[client]) // (getattr(algorithm, "batch_size", None) or int(sizes[client])))
+        n_steps = getattr(algorithm, "epochs", 1) * per_epoch
+        is_late = share < 1.0 if setup.stragglers.late == "drop" else setup.stragglers.steps(share, n_steps) == 0
+        if is_late:
+            found.append((client, f"late: it needs {1.0 / share:.2f} times the deadline"))
+    return found
 
 
 def local_clients(algorithm: AnyAlgorithm) -> LocalClients:

@@ -29,6 +29,7 @@ from dqnfed.sim.private import check_privacy
 from dqnfed.sim.sampling import Sampling, as_sampling
 from dqnfed.sim.secure import SecureClients
 from dqnfed.sim.state import Evaluation, Record, Setup, State
+from dqnfed.sim.stragglers import Stragglers
 from dqnfed.sim.tasks import TaskBuilder
 
 
@@ -47,6 +48,7 @@ def set_up(
     secure: bool = False,
     privacy: Privacy | None = None,
     sampling: Sampling | str = "uniform",
+    stragglers: Stragglers | None = None,
 ) -> tuple[Setup, Acceleration]:
     """Return what stays the same during a run, and the forms in which it computes."""
     drawn_size, rule = cohort_size(participation, federation.n_clients), as_sampling(sampling)
@@ -71,13 +73,16 @@ def set_up(
         cohort or vectorised(),
         evaluation or Evaluation(),
         policy,
-        TaskBuilder(federation, problem, prepared, seed),
+        TaskBuilder(federation, problem, prepared, seed, stragglers=stragglers),
         clients=SecureClients() if secure else local_clients(prepared),
         replies=faster.replies,
         privacy=privacy,
         participation=participation,
         sampling=rule,
+        stragglers=stragglers,
     )
+    if stragglers is not None:
+        stragglers.check(prepared, seed, federation.n_examples.double().numpy(), is_secure=secure)
     check_privacy(setup)
     return setup, faster
 
@@ -115,6 +120,7 @@ def identity_of(setup: Setup) -> Record:
     return {
         **private,
         **({} if setup.sampling.is_plain else {"train.sampling": repr(setup.sampling)}),
+        **({} if setup.stragglers is None else {"train.deadline": repr(setup.stragglers)}),
         "algorithm": repr(setup.algorithm),
         "precision": str(setup.problem.theta0.dtype),
         "seed": setup.seed,

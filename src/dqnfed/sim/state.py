@@ -21,6 +21,7 @@ from dqnfed.sim.choice import LAST, SELECTS, Choice
 from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.sampling import Sampling
+from dqnfed.sim.stragglers import Stragglers
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
@@ -72,6 +73,7 @@ class Setup:
     privacy: Privacy | None = None  # noise, and the budget that it is counted against
     participation: float = 1.0  # share of the clients in a round, of which `cohort_size` is the rounded number
     sampling: Sampling = field(default_factory=Sampling)  # how these are drawn
+    stragglers: Stragglers | None = None  # which of them are late; None: nobody
 
     @cached_property
     def per_client_runner(self) -> PerClientRunner | None:

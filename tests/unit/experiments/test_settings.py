@@ -41,7 +41,17 @@ FORMERLY_WRITTEN = {
 SMALL = ["train.rounds=2", "data.clients=4", "data.limit=200", "model.hidden=[4]"]
 # where a learning rate may stand, the lowest rank first
 IN_FILE = ("train", "algorithms.term", "algorithm")
-WHO_AND_HOW_LONG = {"rounds", "participation", "sampling", "candidates", "trace"}
+WHO_AND_HOW_LONG = {
+    "rounds",
+    "participation",
+    "sampling",
+    "candidates",
+    "trace",
+    "deadline",
+    "speed_spread",
+    "speed_jitter",
+    "late",
+}
 OF_USER = ("train", "algorithms.term", "algorithm")
 
 

@@ -15,6 +15,8 @@ from dqnfed.core.problem import Problem
 from dqnfed.flower import run_in_process
 from dqnfed.sim.availability import Span, Trace, drawn_trace, read_trace, trace_text
 from dqnfed.sim.sampling import RULES, Draw, Sampling, cyclic_draw, inclusion_probabilities, poisson_draw, size_draw
+from dqnfed.sim.stragglers import Stragglers
+from dqnfed.sim.tasks import TaskBuilder
 from tests.helpers.bowls import Case, federation_of, labelled_clients, small_network
 
 ROUNDS = 2000
@@ -194,3 +196,61 @@ def test_what_does_not_fit_is_refused() -> None:
         Sampling(candidates=4)
     with pytest.raises(ValueError, match="must be one of uniform, poisson"):
         run(FedAvg(), *small[:2], rounds=1, sampling="random")
+
+
+def test_speeds_are_log_normal_and_time_goes_with_the_examples() -> None:
+    rule = Stragglers(deadline=0.1, spread=0.5, jitter=0.2)
+    sizes = np.ones(4000)
+    times = np.array([0.1 / rule.share(0, 3, c, sizes) for c in range(4000)])
+    assert np.log(times[times > 0.1]).std() == pytest.approx(math.hypot(0.5, 0.2), rel=0.05)
+    double = np.array([1.0, 1.0, 2.0])
+    one = [Stragglers(deadline=0.01, spread=0.0).share(0, 0, c, double) for c in range(3)]
+    assert one == pytest.approx([0.01, 0.01, 0.005])
+
+
+def test_late_clients_are_left_out_and_named() -> None:
+    small, rule = case(), Stragglers(deadline=1.0, spread=1.0, jitter=1.0)
+    result = run(FedAvg(lr=0.2), *small[:2], rounds=12, stragglers=rule)
+    sizes = small.federation.n_examples.double().numpy()
+    for record in result.history[1:]:
+        late = [c for c in range(6) if rule.share(0, record["round"], c, sizes) < 1.0]
+        assert [drop["client"] for drop in record["dropped"]] == late
+        assert all(drop["why"].startswith("late: it needs ") for drop in record["dropped"])
+    assert 0 < sum(len(record["dropped"]) for record in result.history[1:]) < 72
+
+
+def test_a_round_in_which_everybody_is_late_keeps_the_model() -> None:
+    small = case()
+    result = run(FedAvg(), *small[:2], rounds=2, stragglers=Stragglers(deadline=1e-3, jitter=0.1))
+    assert torch.equal(result.theta, small.problem.theta0)
+    assert [record["status"] for record in result.history[1:]] == ["hold", "hold"]
+
+
+def test_partial_work_is_the_first_steps() -> None:
+    """One client at three quarters of its four steps is the client of three steps."""
+    small = case(1)
+    sizes = small.federation.n_examples.double().numpy()
+    batch = -(-int(sizes[0]) // 2)  # two steps an epoch
+    rule = Stragglers(deadline=0.75, spread=0.0, late="partial")
+    found = run(FedAvg(lr=0.2, epochs=2, batch_size=batch), *small[:2], rounds=1, stragglers=rule).theta
+    tasks = TaskBuilder(small.federation, small.problem, FedAvg(lr=0.2, epochs=2, batch_size=batch), 0)
+    [task] = tasks.per_client(torch.tensor([0]), 0)
+    expected = FedAvg(lr=0.2).local_sgd(small.problem, task._replace(batches=task.batches[:3]), small.problem.theta0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    with pytest.raises(ValueError, match="needs local training with mini-batches"):
+        run(FedAvg(), *small[:2], rounds=1, stragglers=rule)
+
+
+@pytest.mark.parametrize("late", ["drop", "partial"])
+def test_runs_with_stragglers_resume_to_the_same_bits(late: str, tmp_path: Path) -> None:
+    small, rule = case(), Stragglers(deadline=0.8, jitter=0.5, late=late)
+
+    def result(out: Path, rounds: int, *, resume: bool = False) -> RunResult:
+        method = DQNFed(epochs=2, batch_size=4)
+        return run(method, *small[:2], rounds=rounds, stragglers=rule, out=out, resume=resume)
+
+    whole = result(tmp_path / "whole", 6)
+    result(tmp_path / "parts", 3)
+    assert torch.equal(whole.theta, result(tmp_path / "parts", 6, resume=True).theta)
+    with pytest.raises(ValueError, match=r"train\.deadline"):
+        run(DQNFed(epochs=2, batch_size=4), *small[:2], rounds=8, out=tmp_path / "parts", resume=True)
