@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -28,19 +28,23 @@ def part_of(records: Sequence[Mapping[str, Any]]) -> Part | None:
         return None
     sizes = [len(record["clients"]) for record in rounds]
     asked = Counter(client for record in rounds for client in record["clients"])
-    left_out = Counter(client for record in rounds for client in {drop.get("client") for drop in _drops(record)})
+    left_out = Counter(client for record in rounds for client in _left_out(record))
     return Part(len(rounds), asked, left_out, min(sizes), max(sizes), sum(size == 0 for size in sizes))
 
 
-def _drops(record: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def _left_out(record: Mapping[str, Any]) -> set[int]:
     found = record.get("dropped")
-    return [drop for drop in found if isinstance(drop, Mapping)] if isinstance(found, list) else []
+    drops = [drop for drop in found if isinstance(drop, Mapping)] if isinstance(found, list) else []
+    return {int(drop["client"]) for drop in drops if "client" in drop}
 
 
 def taking_part_html(parts: Sequence[Part], names: Sequence[str]) -> str:
     """Return the section of an experiment's runs; nothing where everybody took part in every round of all of them."""
     n_rounds = sum(part.n_rounds for part in parts)
-    asked, left_out = (sum((getattr(part, key) for part in parts), Counter()) for key in ("asked", "left_out"))
+    asked, left_out = Counter[int](), Counter[int]()
+    for part in parts:
+        asked.update(part.asked)
+        left_out.update(part.left_out)
     if not parts or (not left_out and all(asked[c] == n_rounds for c in range(len(names)))):
         return ""
     fewest, most = min(part.fewest for part in parts), max(part.most for part in parts)

@@ -125,9 +125,9 @@ class LocalClients:
 
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         train, theta = setup.federation.train, state.server.theta
-        if setup.algorithm.info.training == "alone":
-            [found_alone] = self._measured(setup, state, clients, "train").values()
-            losses = found_alone.loss
+        if "global" not in setup.model_names:  # every client has its own, and theta alone is none
+            [own] = self._measured(setup, state, clients, "train").values()
+            losses = own.loss
         else:
             losses = evaluate(setup.problem, theta, train, clients, with_score=False).loss
         if not with_scores:
