@@ -27,8 +27,9 @@ class Optimizer(NamedTuple):
         """Return the gradient of the loss, at most as long as `clip_norm`."""
         if self.clip_norm is None:
             return slope
-        length = torch.linalg.vector_norm(slope)
-        return slope * (self.clip_norm / length.clamp(min=self.clip_norm))
+        length: Tensor = torch.linalg.vector_norm(slope)
+        clipped: Tensor = slope * (self.clip_norm / length.clamp(min=self.clip_norm))
+        return clipped
 
     def start(self, theta: Tensor) -> tuple[Tensor, ...]:
         """Return the state before the first step of a round: nothing is kept from round to round."""

@@ -54,7 +54,8 @@ class Trace:
 
     def online(self, round: int, n_clients: int) -> IntArray:
         """Return who is online in a round, ascending."""
-        return _table(self, n_clients)[round % self.n_rounds].nonzero()[0]
+        found: IntArray = _table(self, n_clients)[round % self.n_rounds].nonzero()[0]
+        return found
 
     def mean_online(self, n_clients: int) -> float:
         """Return how many clients are online in a round, on average."""

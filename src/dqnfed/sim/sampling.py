@@ -139,7 +139,8 @@ def size_draw(draw: Draw) -> IntArray:
     order = generator.permutation(len(chances))
     ends = np.cumsum(chances[order])
     teeth = generator.random() + np.arange(draw.size)
-    return draw.online[order[np.searchsorted(ends, np.minimum(teeth, ends[-1] - 1e-12), side="right")]]
+    taken: IntArray = order[np.searchsorted(ends, np.minimum(teeth, ends[-1] - 1e-12), side="right")]
+    return draw.online[taken]
 
 
 def inclusion_probabilities(sizes: FloatArray, size: int) -> FloatArray:

@@ -183,7 +183,7 @@ def test_a_method_passes_all_its_settings_on() -> None:
     found = method.local_sgd(problem, task, theta, **forces)  # type: ignore[arg-type]
     settings = {"momentum": 0.9, "weight_decay": 0.1, **forces, "optimizer": Optimizer(**more)}
     assert torch.equal(found, local_sgd(problem, task, theta, PLAIN, **settings))
-    others = [("momentum", 0.0), ("weight_decay", 0.0), ("pull", None), ("correction", None)]
+    others: list[tuple[str, Any]] = [("momentum", 0.0), ("weight_decay", 0.0), ("pull", None), ("correction", None)]
     others += [("optimizer", Optimizer(clip_norm=0.5)), ("optimizer", Optimizer(nesterov=True))]
     others += [("optimizer", Optimizer("adam", clip_norm=0.5))]
     for name, other in others:
