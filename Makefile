@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format reference results docs bench wheel clean
+.PHONY: help setup demo test test-all lint format reference results leaderboard docs bench wheel clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,13 @@ results: setup ## rebuild a page of docs/results: make results TABLE=cifar10-set
 	$(BIN)/python -m dqnfed.report.results $(TABLE) \
 	  $(if $(RUN),--run --hardware "$(or $(HARDWARE),not stated)" $(if $(SEEDS),--seeds $(SEEDS)) \
 	    $(if $(JOBS),--jobs $(JOBS)))
+
+# Every network method on three small problems, tuned alike: about an hour of two cores. It can be cut short (SECONDS) and
+# goes on where it was; METHODS=mine adds one that an entry point registers.
+leaderboard: setup ## measure every method and rebuild docs/results/leaderboard.md: make leaderboard [JOBS=8 SECONDS=3600 METHODS=...]
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --jobs $(or $(JOBS),2) \
+	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(METHODS),--methods $(METHODS)) $(if $(PROBLEMS),--problems $(PROBLEMS))
+	$(BIN)/python -m dqnfed.report.results leaderboard --from runs/leaderboard.jsonl --hardware "$(or $(HARDWARE),not stated)"
 
 docs: setup ## build the documentation into site/
 	$(PIP) --quiet -e '.[docs]'

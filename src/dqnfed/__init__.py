@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from dqnfed.core.screening import Policy as Policy
     from dqnfed.sim.accelerate import threads as threads
     from dqnfed.sim.engine import run as run
+    from dqnfed.sim.sampling import Sampling as Sampling
     from dqnfed.sim.state import Evaluation as Evaluation
+    from dqnfed.sim.stragglers import Stragglers as Stragglers
 
 # Importing torch takes a second or more; `dqnfed --help` must not wait for it, so names are looked up when used.
 _HOMES = {
@@ -68,8 +70,10 @@ _HOMES = {
     "Problem": "dqnfed.core.problem",
     "QFFL": "dqnfed.algorithms.qffl",
     "RunResult": "dqnfed.core.result",
+    "Sampling": "dqnfed.sim.sampling",
     "Scaffold": "dqnfed.algorithms.scaffold",
     "ServerLBFGS": "dqnfed.algorithms.server_lbfgs",
+    "Stragglers": "dqnfed.sim.stragglers",
     "TERM": "dqnfed.algorithms.term",
     "looped": "dqnfed.core.runners",
     "run": "dqnfed.sim.engine",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dqnfed.algorithms import REGISTRY
@@ -10,7 +12,8 @@ from tests.contract.cases import METHODS, suited_case
 from tests.helpers.recording import LEVELS, Asked
 from tests.helpers.turns import played_turns
 
-SHORT_STAGES = {"fcfl": {"minmax_rounds": 2}}  # so that four rounds reach the stage that asks most
+# so that four rounds reach the stage that asks most
+SHORT_STAGES: dict[str, dict[str, Any]] = {"fcfl": {"minmax_rounds": 2}}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -17,6 +17,7 @@ from dqnfed.accel.graphs import GraphedFunction
 from dqnfed.accel.local_sgd import fast_sgd
 from dqnfed.accel.transfer import to_device_async
 from dqnfed.core.kernels import EXAMPLES_AT_ONCE, PlainKernels, Pull
+from dqnfed.core.optimizers import PLAIN_SGD, Optimizer
 from dqnfed.core.problem import Problem, Task
 
 EXAMPLES_ON_GPU = 8192  # of an evaluation at once: bounds its activations
@@ -62,14 +63,15 @@ class FastKernels(PlainKernels):
         weight_decay: float,
         pull: Pull | None,
         correction: Tensor | None,
+        optimizer: Optimizer = PLAIN_SGD,
     ) -> Tensor:
         settings: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay}
         forces: dict[str, Any] = {"pull": pull, "correction": correction}
-        if (model := self.model(problem)) is not None:
+        if optimizer.is_plain and (model := self.model(problem)) is not None:
             moved = fast_sgd(problem, model, task, theta, **settings, **forces)
             if moved is not None:
                 return moved
-        return super().sgd(problem, task, theta, **settings, **forces)
+        return super().sgd(problem, task, theta, **settings, **forces, optimizer=optimizer)
 
     def forward(
         self, problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, *, fixed: bool

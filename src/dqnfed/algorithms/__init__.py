@@ -47,6 +47,7 @@ from dqnfed.algorithms.fedns import FedNS
 from dqnfed.algorithms.fedns_ggn import FedNSGGN
 from dqnfed.algorithms.fedprox import FedProx
 from dqnfed.algorithms.fedpw import FedPW
+from dqnfed.algorithms.fedrep import FedRep
 from dqnfed.algorithms.fedvarp import FedVARP
 from dqnfed.algorithms.fedyogi import FedYogi
 from dqnfed.algorithms.giant import GIANT
@@ -128,6 +129,7 @@ REGISTRY: dict[str, type[AnyMethod]] = {
     "fairmoo": FairMOO,
     "fedce": FedCE,
     "fedpw": FedPW,
+    "fedrep": FedRep,
 }
 
 # what federated methods are compared with: named like methods, run by the simulator alone, no part of the contract

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.parts.messages import Models
 from dqnfed.algorithms.parts.rates import MAX_HESSIAN
-from dqnfed.core.algorithm import Cohort, Info, ServerStep, check_choice, check_range, check_used
+from dqnfed.core.algorithm import RATE_SCHEDULE, Cohort, Info, ServerStep, check_choice, check_range, check_used
 from dqnfed.core.curvature import newton_direction
 from dqnfed.core.gradients import loss_gradient
 from dqnfed.core.local_work import LocalWork
@@ -68,7 +68,7 @@ class DQNFedLiteral(LocalWork[LiteralServer, LiteralMemory, LiteralUpdate]):
         messages=(Models,),
         replies=(LiteralUpdate,),
         theta_fields=("theta", "theta_before"),
-        local_work=frozenset({"lr", "epochs", "lr_decay", "lr_decay_every"}),
+        local_work=frozenset({"lr", "epochs", *RATE_SCHEDULE}),
         diverges=True,
         exemptions={
             "test_mean_loss_falls_on_a_bowl": "the paper's step length diverges on heterogeneous clients",
@@ -88,7 +88,7 @@ class DQNFedLiteral(LocalWork[LiteralServer, LiteralMemory, LiteralUpdate]):
             check_used(self, name, used=self.form != "hessian", why="with form='hessian', which keeps no pairs")
 
     def unused(self) -> frozenset[str]:
-        one_epoch = {"lr", "lr_decay", "lr_decay_every"} if self.epochs == 1 else set()  # then theta is not moved
+        one_epoch = {"lr", *RATE_SCHEDULE} if self.epochs == 1 else set()  # then theta is not moved
         return super().unused() | one_epoch
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:

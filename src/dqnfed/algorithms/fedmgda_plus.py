@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
-from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_choice, check_range, check_used
+from dqnfed.core.algorithm import (
+    RATE_SCHEDULE,
+    Cohort,
+    Empty,
+    Info,
+    ServerStep,
+    Status,
+    Theta,
+    check_choice,
+    check_range,
+    check_used,
+)
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -77,7 +88,7 @@ class FedMGDAPlus(LocalWork[FedMGDAPlusServer, Empty, FedMGDAPlusUpdate]):
     def unused(self) -> frozenset[str]:
         one_step = self.epochs == 1 and self.batch_size is None
         if one_step and self.server_lr is not None and self.rescale == "none":  # then lr is a factor of the updates
-            return super().unused() | {"lr", "lr_decay", "lr_decay_every"}
+            return super().unused() | {"lr", *RATE_SCHEDULE}
         return super().unused()
 
     def init_server(self, problem: Problem, n_clients: int) -> FedMGDAPlusServer:

@@ -119,6 +119,8 @@ class FedNLPP(HessianLearner[FedNLPPServer, FedNLPPMemory, Start | FedNLPPUpdate
             target_total = replies.combine("target", torch.ones(len(replies)))
         else:  # of a client that was not there in round 0 only changes would be known
             usable, clients = included(server.known, replies, cohort.clients)
+            if not clients.shape[0]:
+                return ServerStep(server, Status.HOLD)
             known = self.next_known(server.known, usable, cohort._replace(clients=clients), n)
             error_total = server.error_total + float(usable.scalars("error_change").sum())
             target_total = server.target_total + usable.combine("target_change", torch.ones(len(usable)))

@@ -54,11 +54,11 @@ class Scaffold(LocalWork[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
 
     Evaluation: the global model.
 
-    Differences: none. Local momentum is refused: c_k would no longer be the client's mean gradient. With part of the
-    clients a round, c_k is of an older model and a newcomer has none: local work may then go wild at a rate at which
-    FedAvg trains (MNIST by writer, a tenth of 500 clients, lr 0.1), and with option II the client keeps that as c_k.
-    A reply that is clipped has its change of c_k scaled likewise. `control = "gradient"`, option I, has the client's
-    gradient at theta as c_k for one more pass over its data, and trains there.
+    Differences: none. Local momentum and Adam are refused: c_k would no longer be the client's mean gradient. With part
+    of the clients a round, c_k is of an older model and a newcomer has none: local work may then go wild at a rate at
+    which FedAvg trains (MNIST by writer, a tenth of 500 clients, lr 0.1), and with option II the client keeps that as
+    c_k. A reply that is clipped has its change of c_k scaled likewise. `control = "gradient"`, option I, has the
+    client's gradient at theta as c_k for one more pass over its data, and trains there.
 
     Reference: Karimireddy, Kale, Mohri, Reddi, Stich & Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning, ICML 2020.
@@ -72,7 +72,7 @@ class Scaffold(LocalWork[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
         needs=("sum",),
         own_descent=False,  # the control variates are in the update
         clip_fields=("delta", "control_change"),  # one client whose local work went wild must not become everybody's c
-        local_work=frozenset(LOCAL_WORK) - {"momentum"},
+        local_work=frozenset(LOCAL_WORK) - {"momentum", "nesterov", "optimizer"},
     )
 
     server_lr: float = 1.0  # > 0
@@ -90,6 +90,11 @@ class Scaffold(LocalWork[ScaffoldServer, ScaffoldMemory, ScaffoldUpdate]):
             raise ValueError(
                 f"Scaffold: `momentum` must be 0, but is {self.momentum}; with it a client's update would not measure "
                 "its mean gradient, which the control variates are made of."
+            )
+        if self.optimizer != "sgd":
+            raise ValueError(
+                f"Scaffold: `optimizer` must be 'sgd', but is '{self.optimizer}'; with it a client's update would not "
+                "measure its mean gradient, which the control variates are made of."
             )
 
     def init_server(self, problem: Problem, n_clients: int) -> ScaffoldServer:

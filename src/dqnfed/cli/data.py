@@ -98,3 +98,27 @@ def verify_data(
             fine &= verdict.is_right
     if not fine:
         raise typer.Exit(1)
+
+
+@datasets.command("trace")
+def make_trace(
+    out: Annotated[Path, typer.Argument(metavar="FILE.csv")],
+    clients: Annotated[int, typer.Option("--clients", min=1)],
+    rounds: Annotated[int, typer.Option("--rounds", min=1)],
+    online: Annotated[float, typer.Option("--online", help="Share of the rounds in which a client is online.")] = 0.5,
+    stay: Annotated[float, typer.Option("--stay", help="Rounds that a client stays online, on average.")] = 10.0,
+    spread: Annotated[float, typer.Option("--spread", help="Of that share between clients: of its logit.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+) -> None:
+    """Write who is online in which round, for `--set train.trace=FILE.csv`: clients come and go by themselves.
+
+    Example:  dqnfed data trace away.csv --clients 20 --rounds 100 --online 0.3
+    """
+    from dqnfed.sim.availability import drawn_trace, trace_text
+
+    if out.exists():
+        raise ValueError(f"{out} exists and is not overwritten; give another name.")
+    trace = drawn_trace(clients, rounds, online=online, stay=stay, spread=spread, seed=seed)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(trace_text(trace), encoding="utf-8")
+    typer.echo(f"{out}: {trace.mean_online(clients):.1f} of {clients} clients are online in a round")

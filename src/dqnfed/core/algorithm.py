@@ -21,7 +21,11 @@ M = TypeVar("M", bound=tuple[Any, ...])
 U = TypeVar("U", bound=tuple[Any, ...])
 
 SCALARS = ("loss", "rate", "curvature", "probed_curvature", "probed_slope", "probed_loss")
-LOCAL_WORK = ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every")
+LOCAL_WORK = (
+    "lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every",
+    "optimizer", "nesterov", "clip_norm", "schedule", "schedule_rounds", "warmup",
+)  # fmt: skip
+RATE_SCHEDULE = ("lr_decay", "lr_decay_every", "schedule", "schedule_rounds", "warmup")  # those of lr by round
 
 
 class Status(Enum):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from dqnfed.core.optimizers import PLAIN_SGD, Optimizer
+
 if TYPE_CHECKING:
     from dqnfed.core.problem import Problem, Task
 
@@ -39,8 +41,9 @@ class Kernels(Protocol):
         weight_decay: float,
         pull: Pull | None,
         correction: Tensor | None,
+        optimizer: Optimizer = PLAIN_SGD,
     ) -> Tensor:
-        """Return theta after the task's steps of local SGD; the correction [n] is added to every step's gradient."""
+        """Return theta after the task's local steps; the correction [n] is added to every step's gradient."""
 
     def forward(
         self, problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, *, fixed: bool
@@ -72,24 +75,24 @@ class PlainKernels:
         weight_decay: float,
         pull: Pull | None,
         correction: Tensor | None,
+        optimizer: Optimizer = PLAIN_SGD,
     ) -> Tensor:
-        velocity = torch.zeros_like(theta)
+        state, inside = optimizer.start(theta), 0.0 if optimizer.name == "adamw" else weight_decay
         for batch in task.batches:
-            slope = self._slope(problem, theta, task, batch) + weight_decay * theta
+            slope = optimizer.clipped(self._slope(problem, theta, task, batch)) + inside * theta
             if pull is not None and not pull.implicit:
                 slope = slope + pull.strength * (theta - pull.anchor)
             if correction is not None:
                 slope = slope + correction
-            next_velocity = momentum * velocity + slope
-            moved = theta - task.lr * next_velocity
+            moved, next_state = optimizer.step(theta, slope, state, task.lr, momentum=momentum, decay=weight_decay)
             if pull is not None and pull.implicit:
                 moved = pulled(moved, pull.anchor, task.lr * pull.strength)
             if batch.shape[-1]:  # a client with fewer batches than others of its cohort stands still in the rest
                 has_examples = (batch >= 0).any()
-                velocity = torch.where(has_examples, next_velocity, velocity)
+                state = tuple(torch.where(has_examples, *pair) for pair in zip(next_state, state, strict=True))
                 theta = torch.where(has_examples, moved, theta)
             else:
-                velocity, theta = next_velocity, moved
+                state, theta = next_state, moved
         return theta
 
     def forward(

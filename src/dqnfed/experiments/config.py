@@ -13,7 +13,10 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 # settings of the clients' work that methods share; read here, so that a config is read without torch
-LOCAL_WORK = ("lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every")
+LOCAL_WORK = (
+    "lr", "epochs", "batch_size", "momentum", "weight_decay", "lr_decay", "lr_decay_every",
+    "optimizer", "nesterov", "clip_norm", "schedule", "schedule_rounds", "warmup",
+)  # fmt: skip
 ValidationMeasure = Literal["mean", "worst10", "worst5", "min"]  # of the clients' validation scores
 
 
@@ -90,6 +93,13 @@ class TrainBlock(Block):
 
     rounds: int = Field(default=100, ge=1)
     participation: float = Field(default=1.0, gt=0, le=1)
+    sampling: Literal["uniform", "poisson", "size", "power-of-choice", "cyclic"] = "uniform"
+    candidates: int | None = Field(default=None, ge=1)  # of power-of-choice; default: twice the clients of a round
+    trace: str | None = None  # a CSV file of who is online in which round (`dqnfed data trace`); default: everybody
+    deadline: float | None = Field(default=None, gt=0)  # times the median client's time for a round; default: none
+    speed_spread: float | None = Field(default=None, ge=0)  # 0.5: of the logarithm of the clients' speed
+    speed_jitter: float | None = Field(default=None, ge=0)  # 0: the same of one client's from round to round
+    late: Literal["drop", "partial"] | None = None  # drop: what is left of a client that is late
     epochs: int | None = Field(default=None, ge=1)  # 1
     batch_size: int | Literal["full"] | None = None  # full
     lr: float | None = Field(default=None, gt=0)  # 0.1
@@ -97,6 +107,12 @@ class TrainBlock(Block):
     weight_decay: float | None = Field(default=None, ge=0)  # 0
     lr_decay: float | None = Field(default=None, gt=0, le=1)  # 1
     lr_decay_every: int | None = Field(default=None, ge=1)  # 1
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None  # sgd
+    nesterov: bool | None = None  # false
+    clip_norm: float | None = Field(default=None, gt=0)  # none
+    schedule: Literal["constant", "step", "cosine"] | None = None  # step, which is constant while lr_decay is 1
+    schedule_rounds: int | None = Field(default=None, ge=1)  # of cosine: rounds
+    warmup: int | None = Field(default=None, ge=0)  # 0
 
 
 class EvalBlock(Block):

@@ -49,10 +49,12 @@ def deployed_strategy(
     `files` are further texts for the run folder.
     """
     from dqnfed.core.screening import Policy
+    from dqnfed.experiments.participants import refuse_simulated, sampling_of
     from dqnfed.flower.strategy import Strategy  # here: a client's process does not need the server's side
     from dqnfed.sim.state import Evaluation
 
     _use_threads(config)
+    refuse_simulated(config)
     if config.privacy.secure and len(config.privacy.roster) != int(run_config["clients"]):
         raise ConfigError(
             f"`privacy.secure` needs the public key of every client in `privacy.roster`, but it has "
@@ -64,6 +66,7 @@ def deployed_strategy(
         problem.to(chosen_device(config.run.device)),
         n_clients=int(run_config["clients"]),
         participation=config.train.participation,
+        sampling=sampling_of(config),
         seed=config.run.seed,
         files=files,
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),

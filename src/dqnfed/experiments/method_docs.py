@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from dqnfed.algorithms import OPTIONAL, REFERENCES, REGISTRY
+from dqnfed.algorithms.fedrep import FedRep
 from dqnfed.algorithms.jacobian_descent import JD_METHODS
 from dqnfed.core.algorithm import LOCAL_WORK, Cohort, Status, hyperparameters
 from dqnfed.core.federation import Federation
@@ -29,6 +30,7 @@ from dqnfed.core.replies import Replies
 from dqnfed.core.runners import looped
 from dqnfed.core.seeds import seed_for
 from dqnfed.core.tensors import row, stack, tensors
+from dqnfed.experiments.prefer import prefer_sentence
 from dqnfed.sim.tasks import TaskBuilder
 
 FOLDER = Path("docs/reference/methods")
@@ -125,6 +127,8 @@ def documented() -> dict[str, type[AnyMethod]]:
 @cache
 def measured_traffic(kind: type[AnyMethod]) -> Traffic:
     """Return what a client sends in the second round and keeps, measured with all of a few clients taking part."""
+    if kind is FedRep:
+        return Traffic("n - h", "h")  # h numbers of the last layer; the problem below has no other
     counts = [_floats(kind, n) for n in SIZES]
     return Traffic(formula([up for up, _ in counts]), formula([kept for _, kept in counts]))
 
@@ -203,6 +207,8 @@ def method_page(name: str, kind: type[AnyMethod]) -> str:
     blocks = [NOTICE + "\n", f"# {name}\n\n{_markdown(title(kind))}.\n{extra}"]
     if found[""]:
         blocks.append(_markdown(found[""]) + "\n")
+    if prefer := prefer_sentence(name):
+        blocks.append(prefer)
     for label in LABELS[:-1]:
         if label in found:
             blocks.append(f"## {HEADINGS.get(label, label)}\n\n{_markdown(found[label])}\n")
@@ -228,11 +234,14 @@ def _needs_sentence(kind: type[AnyMethod]) -> str:
 def _local_work_sentence(kind: type[AnyMethod]) -> str:
     """Return which of the shared settings have an effect."""
     used = [f"`{name}`" for name in LOCAL_WORK if name in kind.info.local_work]
+    unused = [f"`{name}`" for name in LOCAL_WORK if name not in kind.info.local_work]
     link = "[shared settings](index.md#local-work)"
-    if len(used) == len(LOCAL_WORK):
+    if not unused:
         return f"All {link} of the local work have an effect.\n"
     if not used:
         return f"None of the {link} of the local work has an effect.\n"
+    if len(unused) < len(used):
+        return f"All {link} of the local work but {', '.join(unused)} have an effect.\n"
     has = "has" if len(used) == 1 else "have"
     return f"Of the {link} of the local work, {', '.join(used)} {has} an effect.\n"
 

@@ -139,7 +139,8 @@ class _Request:
         data, arrays = self._client.data, named_arrays(self._arrays("models"), self._device)
         loss = math.nan
         if self._about["with-loss"]:
-            loss = float(evaluate(self._problem, arrays["theta"], data.train, ALONE, with_score=False).loss)
+            theta = self._trained_model(arrays)
+            loss = float(evaluate(self._problem, theta, data.train, ALONE, with_score=False).loss)
         found: dict[str, Measured] = {}
         if self._about["with-scores"]:
             examples = data.examples(str(self._about["part"]))  # type: ignore[arg-type]
@@ -171,6 +172,11 @@ class _Request:
         assert isinstance(names, list)
         assert isinstance(places, list)
         return {str(name): arrays[str(place)] for name, place in zip(names, places, strict=True)}
+
+    def _trained_model(self, arrays: dict[str, Tensor]) -> Tensor:
+        """Return the model of the training loss: theta, or the client's own where theta alone is none."""
+        own = self._models(arrays) if self._algorithm.info.personal else {"global": arrays["theta"]}
+        return arrays["theta"] if "global" in own else next(iter(own.values()))
 
     def _memory(self, task: Task) -> Any:
         """Return the memory after the last reply that the server used; a client that lost it starts with a new one."""

@@ -118,17 +118,22 @@ def write_figure(
     experiment: Experiment, draw: Callable[[Figure, Experiment], None], stem: Path, formats: Sequence[str]
 ) -> list[Path]:
     """Write one figure in every format beside `stem` and return the files."""
+    paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
+    for path in paths:
+        write_picture(path, (5.2, 3.3), lambda figure: draw(figure, experiment))
+    return paths
+
+
+def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+    """Write a figure of so many inches; the same drawing gives the same bytes."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 3.3))
-        draw(figure, experiment)
-        paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
-        for path in paths:
-            when = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
-            figure.savefig(path, dpi=200, metadata=when)
-    return paths
+        figure = Figure(figsize=size)
+        draw(figure)
+        when = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+        figure.savefig(path, dpi=200, metadata=when)
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:

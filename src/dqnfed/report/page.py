@@ -21,6 +21,7 @@ from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
 from dqnfed.report.searches import searches_html
 from dqnfed.report.tables import tabulate, terminal_table
+from dqnfed.report.taking_part import taking_part_html
 
 PAGE_COLUMNS = ("mean", "std", "worst5", "worst10", "best5", "best10", "angle", "kl", "jain", "improved")
 SCRIPTS = ("basics.js", "lines.js", "charts.js", "clients.js", "page.js")  # in this order
@@ -104,8 +105,13 @@ def article(experiment: Experiment, i: int) -> str:
         name=escape(experiment.name),
         no_parts="" if tables["groups"] or tables["classes"] else "hidden",
         no_noise="" if tables["noise"] else "hidden",
-        settings=searches_html(experiment.runs) + sections.settings_html(experiment),
+        settings=_taking_part(experiment) + searches_html(experiment.runs) + sections.settings_html(experiment),
     )
+
+
+def _taking_part(experiment: Experiment) -> str:
+    runs = [run for run in experiment.runs if not run.model]
+    return taking_part_html([run.part for run in runs if run.part is not None], [c.name for c in runs[0].clients])
 
 
 def live_parts(content: Content) -> dict[str, str]:

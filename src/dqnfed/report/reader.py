@@ -24,6 +24,7 @@ from dqnfed.report.run_files import (
     read_records,
     read_toml,
 )
+from dqnfed.report.taking_part import Part, part_of
 
 N_HISTORY = 24  # evaluated rounds of which every client's accuracy is kept
 CURVE_KEYS = ("mean", "std", "worst10")
@@ -66,6 +67,7 @@ class Run:
     history: Mapping[str, Floats]  # CURVE_KEYS, train_loss, train_loss_max, rho, and cumulated totals
     last_scores: Mapping[str, Any]  # measures as recorded at the last evaluation
     evaluations: tuple[Evaluation, ...]  # at most N_HISTORY + 1: the first, the last and the kept model's among them
+    part: Part | None = None  # who took part
 
     @property
     def n_rounds(self) -> int:
@@ -179,6 +181,7 @@ def read_run(folder: Path) -> tuple[list[Run], list[Problem]]:
         history=_history(records, ""),
         last_scores={},
         evaluations=(),
+        part=part_of(records),
     )
     if not records and not summary:
         said.append("nothing was recorded in it; left out")

@@ -24,6 +24,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from dqnfed.experiments.paper import PrintedTable, printed_table
+from dqnfed.report import leaderboard
 from dqnfed.report.impossible import impossible_values
 from dqnfed.report.result_figures import Picture, pictures, write_pictures
 from dqnfed.report.result_summaries import Json, collected, run_summary, summaries_in
@@ -35,6 +36,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 FOLDER = Path("docs/results")
 RUNS = Path("runs/results")
 MARK = "†"
+LEADERBOARD = "leaderboard"  # a page with another summary: see `report.leaderboard`
 ALWAYS_SHOWN = ("mean", "std", "worst10")
 SHOWN = (*ALWAYS_SHOWN, "worst5", "best5")  # where the paper prints no table
 STANDS_FOR = {"mnist-by-writer": "femnist-original"}  # evaluated by the measures of the table that it stands in for
@@ -59,6 +61,8 @@ MEASURES = {
 
 def block(data: Json) -> str:
     """Return the part of a page that is made from its summary: for each experiment a table and figures."""
+    if data["table"] == LEADERBOARD:
+        return leaderboard.block(data)
     experiments = by_experiment(data["runs"])
     drawn = pictures_of(data)
     lines: list[str] = []
@@ -113,6 +117,8 @@ def columns_of(table: str, experiment: str, runs: Sequence[Json]) -> list[str]:
 
 def pictures_of(data: Json) -> list[Picture]:
     """Return the figures of a page; the methods that the paper prints come first."""
+    if data["table"] == LEADERBOARD:
+        return []
     experiments = {name: by_method(runs) for name, runs in by_experiment(data["runs"]).items()}
     named = {run["algorithm"]: None for run in data["runs"]}
     tables = [printed for name in experiments if (printed := printed_for(data["table"], name)) is not None]
@@ -298,23 +304,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     summary, page = FOLDER / "data" / f"{options.table}.json", FOLDER / f"{options.table}.md"
     commands = commands_of(options.table, options.seeds)
+    is_leaderboard = options.table == LEADERBOARD
+    if is_leaderboard and options.run:
+        sys.exit("the leaderboard is measured by `make leaderboard`; then give its lines with --from.")
     sources = [*options.sources, *([measured(options.table, commands, options.jobs)] if options.run else [])]
-    if sources:
+    about = {"hardware": options.hardware, "commit": options.commit or _present_commit()}
+    if sources and is_leaderboard:
+        command = options.command or "make leaderboard"
+        _write_summary(summary, leaderboard.collected(sources, command=command, **about))
+    elif sources:
         data = collected(
             [run for source in sources for run in summaries_in(source)],
             table=options.table,
             command=options.command or "\n".join(commands),
-            hardware=options.hardware,
-            commit=options.commit or _present_commit(),
             algorithms=[name for name in options.algorithms.split(",") if name],
+            **about,
         )
-        summary.parent.mkdir(parents=True, exist_ok=True)
-        summary.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+        _write_summary(summary, data)
     if not summary.is_file():
         sys.exit(f"there is no summary {summary}; measure it with --run, or give finished runs with --from.")
     data = json.loads(summary.read_text(encoding="utf-8"))
     page.write_text(rebuilt(page.read_text(encoding="utf-8"), data), encoding="utf-8")
     write_pictures(pictures_of(data), FOLDER / "figures")
+    if is_leaderboard:
+        leaderboard.write_ranks(data, FOLDER / "figures")
+
+
+def _write_summary(path: Path, data: Json) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def _present_commit() -> str:

@@ -18,7 +18,7 @@ from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import map_tensors, row
 from dqnfed.secure.noise import clipped_rows, noised_rows
 from dqnfed.sim.memory import MemoryStore
-from dqnfed.sim.tasks import sampled_clients
+from dqnfed.sim.sampling import drawn_clients
 
 if TYPE_CHECKING:
     from dqnfed.sim.state import Setup, State
@@ -95,6 +95,15 @@ class LocalClients:
     is_secure: bool = False
 
     def train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
+        if setup.stragglers is None or setup.algorithm.info.training == "alone":
+            return self._train(setup, state, clients, sent, phase)
+        missing = late_clients(setup, state.round, clients)
+        here = clients[~torch.isin(clients, torch.tensor([client for client, _ in missing], dtype=torch.long))]
+        if not here.shape[0]:
+            return Answers(here, None, None, missing)
+        return self._train(setup, state, here, sent, phase)._replace(missing=missing)
+
+    def _train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         algorithm, problem, tasks = setup.algorithm, setup.problem, setup.tasks
         train = setup.federation.train
         device = problem.theta0.device if train.is_lazy else train.inputs.device
@@ -123,9 +132,9 @@ class LocalClients:
 
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         train, theta = setup.federation.train, state.server.theta
-        if setup.algorithm.info.training == "alone":
-            [found_alone] = self._measured(setup, state, clients, "train").values()
-            losses = found_alone.loss
+        if "global" not in setup.model_names:  # every client has its own, and theta alone is none
+            [own] = self._measured(setup, state, clients, "train").values()
+            losses = own.loss
         else:
             losses = evaluate(setup.problem, theta, train, clients, with_score=False).loss
         if not with_scores:
@@ -183,6 +192,20 @@ class PooledClients(LocalClients):
         return Answers(clients, setup.replies(shared), kept, [])
 
 
+def late_clients(setup: Setup, round: int, clients: Tensor) -> list[tuple[int, str]]:
+    """Return the clients that send nothing until the deadline, and how late they are."""
+    assert setup.stragglers is not None
+    sizes, algorithm, found = setup.federation.n_examples.double().numpy(), setup.algorithm, []
+    for client in clients.tolist():
+        share = setup.stragglers.share(setup.seed, round, client, sizes)
+        per_epoch = -(-int(sizes[client]) // (getattr(algorithm, "batch_size", None) or int(sizes[client])))
+        n_steps = getattr(algorithm, "epochs", 1) * per_epoch
+        is_late = share < 1.0 if setup.stragglers.late == "drop" else setup.stragglers.steps(share, n_steps) == 0
+        if is_late:
+            found.append((client, f"late: it needs {1.0 / share:.2f} times the deadline"))
+    return found
+
+
 def local_clients(algorithm: AnyAlgorithm) -> LocalClients:
     """Return the clients of a run in this process."""
     return PooledClients() if algorithm.info.training == "pooled" else LocalClients()
@@ -208,10 +231,12 @@ def _memories(setup: Setup, state: State, clients: Tensor) -> Any:
 
 def _prefetch(setup: Setup, state: State) -> None:
     """Draw the next round's tasks while the device is busy, unless the method chooses its cohort itself."""
-    round, n_clients = state.round + 1, setup.federation.n_clients
-    if round >= setup.rounds or type(setup.algorithm).select is not Algorithm.select:
+    round, asks = state.round + 1, setup.sampling.rule == "power-of-choice"
+    if round >= setup.rounds or asks or type(setup.algorithm).select is not Algorithm.select:
         return
-    clients = sampled_clients(setup.seed, round, n_clients, setup.cohort_size)
+    clients = drawn_clients(setup, round)
+    if not clients.shape[0]:
+        return
     state.memory.prefetch(clients)
     setup.tasks.prefetch(clients, round)
 

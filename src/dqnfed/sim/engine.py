@@ -38,9 +38,11 @@ from dqnfed.sim.measure import model_columns, start_record
 from dqnfed.sim.observers import Observer, report_failure
 from dqnfed.sim.rounds import run_round
 from dqnfed.sim.sample import sample_line
+from dqnfed.sim.sampling import Sampling
 from dqnfed.sim.selection import check_select
 from dqnfed.sim.setup import check_rounds, fresh_state, identity_of, plain_config, set_up
 from dqnfed.sim.state import NOBODY, Completion, Evaluation, Record, Setup, State
+from dqnfed.sim.stragglers import Stragglers
 
 logger = logging.getLogger("dqnfed")
 TRIM_SECONDS = 1.0  # between two returns of free memory to the system, which cost some hundredths of a second
@@ -70,6 +72,8 @@ def run(
     complete: Completion | None = None,  # what is to be added to the summary before it is written
     secure: bool = False,  # replies under one-time pads: the server sees sums and products, never a row
     privacy: Privacy | None = None,  # clipped replies, Gaussian noise, and the epsilon that a run may spend
+    sampling: Sampling | str = "uniform",  # how the clients of a round are drawn, or the name of the rule
+    stragglers: Stragglers | None = None,  # a deadline and clients of different speed
 ) -> RunResult:
     """Return the result of training for the given number of rounds; with `out`, everything is on disk as it happens.
 
@@ -93,6 +97,8 @@ def run(
         accelerate=accelerate,
         secure=secure,
         privacy=privacy,
+        sampling=sampling,
+        stragglers=stragglers,
     )
     setup = replace(setup, fingerprint=fingerprint, files=files or {}, complete=complete)
     settings = dict(config) if config is not None else plain_config(setup, participation)

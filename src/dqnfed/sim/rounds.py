@@ -34,9 +34,9 @@ from dqnfed.sim.clients import Answers
 from dqnfed.sim.ending import NOT_FINITE
 from dqnfed.sim.measure import divergence, measured, participant_losses
 from dqnfed.sim.private import overspent
+from dqnfed.sim.sampling import clients_of_round
 from dqnfed.sim.selection import watch_validation
 from dqnfed.sim.state import Record, Setup, State
-from dqnfed.sim.tasks import sampled_clients
 
 logger = logging.getLogger("dqnfed")
 MAX_PHASES = 200  # of one round; a method that asks for more does not end
@@ -50,14 +50,14 @@ def run_round(
     `meanwhile` is called when the clients were asked, before their replies are waited for.
     """
     started = time.perf_counter()
-    algorithm, federation = setup.algorithm, setup.federation
-    sampled = sampled_clients(setup.seed, state.round, federation.n_clients, setup.cohort_size)
-    clients = algorithm.select(state.server, state.round, sampled, federation.n_clients)
+    clients = clients_of_round(setup, state)
     before = participant_losses(setup, state, clients)
     record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
     ledger = None if setup.privacy is None else Ledger(setup.privacy, int(state.totals["releases"]))
-    step = train_cohort(setup, state, clients, notes, meanwhile, ledger)
+    step: ServerStep[Any] = ServerStep(state.server, Status.HOLD)
+    if clients.shape[0]:  # where clients are drawn one by one, or are away, a round may have nobody
+        step = train_cohort(setup, state, clients, notes, meanwhile, ledger)
     if ledger is not None:
         record["epsilon"] = ledger.epsilon if isfinite(ledger.epsilon) else None
         record["releases"] = ledger.n_releases - int(state.totals["releases"])

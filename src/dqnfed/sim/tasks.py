@@ -15,6 +15,7 @@ from dqnfed.core.federation import Examples, Federation
 from dqnfed.core.local_work import LocalWork, draw_batches
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import numpy_seed_for, seed_for
+from dqnfed.sim.stragglers import Stragglers
 
 
 @lru_cache(maxsize=4)  # the next round's are asked for ahead of it
@@ -37,7 +38,7 @@ def _local_work(algorithm: AnyAlgorithm) -> tuple[int, int | None, Callable[[int
     if not isinstance(algorithm, LocalWork):
         return 1, None, lambda _: 0.0
     lr = algorithm.lr
-    return algorithm.epochs, algorithm.batch_size, algorithm.lr_at if algorithm.lr_decay < 1.0 else lambda _: lr
+    return algorithm.epochs, algorithm.batch_size, algorithm.lr_at if algorithm.has_schedule else lambda _: lr
 
 
 class TaskBuilder:
@@ -51,7 +52,9 @@ class TaskBuilder:
         seed: int,
         *,
         numbers: Sequence[int] | None = None,  # the clients' numbers, where this federation is a part of a larger one
+        stragglers: Stragglers | None = None,  # some of whose steps are left out where they may be late
     ) -> None:
+        self._stragglers = stragglers if stragglers is not None and stragglers.late == "partial" else None
         self._federation, self._problem, self._algorithm, self._seed = federation, problem, algorithm, seed
         self._epochs, self._batch_size, self._lr_at = _local_work(algorithm)
         self._numbers = range(federation.n_clients) if numbers is None else numbers
@@ -186,9 +189,13 @@ class TaskBuilder:
         return pad_sequence(drawn, batch_first=True, padding_value=-1)
 
     def _drawn_batches(self, client: int, round: int) -> Tensor:
-        return draw_batches(
+        batches = draw_batches(
             self._sizes[client],
             epochs=self._epochs,
             batch_size=self._batch_size,
             generator=seed_for(self._seed, round, self._numbers[client], "batches"),
         )
+        if self._stragglers is not None:
+            share = self._stragglers.share(self._seed, round, client, np.array(self._sizes, dtype=np.float64))
+            batches[self._stragglers.steps(share, len(batches)) :] = -1
+        return batches

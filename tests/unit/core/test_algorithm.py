@@ -123,7 +123,13 @@ def test_what_a_server_asks_for_is_the_first_word_of_its_declared_needs() -> Non
 
 def test_shared_settings_without_effect_are_named() -> None:
     """A rate that never decays has no period; one step has no momentum, and SCAFFOLD refuses any."""
-    assert FedAvg().unused() == {"lr_decay_every", "momentum"}
-    assert FedAvg(lr_decay=0.9).unused() == FedAvg(lr_decay=0.9, momentum=0.9).unused() == {"momentum"}
-    assert FedAvg(lr_decay=0.9, epochs=2).unused() == FedAvg(lr_decay=0.9, batch_size=4).unused() == set()
-    assert Scaffold(epochs=2).unused() == {"lr_decay_every", "momentum"}
+    other = {"nesterov", "schedule_rounds"}  # of momentum, of a cosine
+    assert FedAvg().unused() == other | {"lr_decay_every", "momentum"}
+    assert FedAvg(lr_decay=0.9).unused() == other | {"momentum"}
+    assert FedAvg(lr_decay=0.9, momentum=0.9).unused() == {"schedule_rounds", "momentum"}
+    assert FedAvg(lr_decay=0.9, epochs=2).unused() == FedAvg(lr_decay=0.9, batch_size=4).unused() == other
+    assert FedAvg(momentum=0.9, nesterov=True).unused() == {"lr_decay_every", "schedule_rounds"}
+    cosine = FedAvg(epochs=2, schedule="cosine", schedule_rounds=9, optimizer="adam")
+    assert cosine.unused() == {"lr_decay", "lr_decay_every", "momentum", "nesterov"}
+    assert FedAvg(epochs=2, schedule="constant").unused() == other | {"lr_decay", "lr_decay_every", "schedule"}
+    assert Scaffold(epochs=2).unused() == other | {"lr_decay_every", "momentum", "optimizer"}

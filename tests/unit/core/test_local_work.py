@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from dqnfed import FedAvg
 from dqnfed.accel.kernels import FastKernels
 from dqnfed.core.kernels import PLAIN, Kernels, Pull
 from dqnfed.core.local_work import draw_batches
+from dqnfed.core.optimizers import Optimizer
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.seeds import seed_for
 from dqnfed.core.tensors import module_theta, row
@@ -66,6 +68,69 @@ def test_equals_torch_optim_sgd(batch_size: int | None, momentum: float, weight_
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+OTHERS: dict[str, tuple[dict[str, Any], Optimizer, float | None]] = {  # of torch: options; ours; clipping
+    "nesterov": ({"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, Optimizer(nesterov=True), None),
+    "clipped": ({"momentum": 0.5, "weight_decay": 0.1}, Optimizer(clip_norm=0.3), 0.3),
+    "adam": ({"weight_decay": 0.1}, Optimizer("adam"), None),
+    "adamw": ({"weight_decay": 0.1}, Optimizer("adamw"), None),
+    "adamw, clipped": ({"weight_decay": 0.1}, Optimizer("adamw", clip_norm=0.3), 0.3),
+}
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_optimisers_are_those_of_torch(name: str, batch_size: int | None, kernels: Kernels) -> None:
+    options, optimizer, clip = OTHERS[name]
+    problem = Problem.from_module(small_network(4, 3, 3))
+    theta, client = normal(problem.n_parameters, seed=7), labelled_clients(1, 4)[0]
+    batches = draw_batches(len(client[0]), epochs=3, batch_size=batch_size, generator=seed_for(0))
+    task = task_of(client, problem, batches=batches, lr=0.05)
+    settings = {"momentum": options.get("momentum", 0.0), "weight_decay": 0.1, "optimizer": optimizer}
+    found = local_sgd(problem, task, theta, kernels, **settings)
+    module = copy.deepcopy(problem.module_at(theta))
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(name[:5].rstrip(","), torch.optim.SGD)
+    optimiser: Any = kind(module.parameters(), lr=0.05, **options)
+    for batch in task.batches:
+        rows = batch[batch >= 0] if batch.shape[-1] else task.mask.nonzero().flatten()
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(task.inputs[rows]), task.targets[rows]).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimiser.step()
+    torch.testing.assert_close(found, module_theta(module), rtol=1e-5, atol=1e-7)  # torch's clipping adds 1e-6
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_padded_cohort_of_another_optimiser_equals_its_clients_alone(name: str, kernels: Kernels) -> None:
+    problem, _, _ = network_bowl()
+    clients = [(x[:n], y[:n]) for (x, y), n in zip(labelled_clients(3, 4), (2, 8, 10), strict=True)]
+    theta = normal(problem.n_parameters, seed=7)
+    options: dict[str, Any] = {"momentum": 0.5, "weight_decay": 0.01, "optimizer": OTHERS[name][1]}
+    tasks = TaskBuilder(federation_of(clients), problem, FedAvg(lr=0.3, epochs=2, batch_size=4), 0)
+    together = tasks.stacked(torch.arange(3), 0)
+    found = vmap(lambda task: local_sgd(problem, task, theta, kernels, **options))(together)
+    for k in range(3):
+        [alone] = tasks.per_client(torch.tensor([k]), 0)
+        expected = local_sgd(problem, alone, theta, PLAIN, **options)
+        torch.testing.assert_close(found[k], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_schedules_of_the_learning_rate() -> None:
+    def rates(**settings: Any) -> list[float]:
+        return [FedAvg(lr=1.0, **settings).lr_at(round) for round in range(6)]
+
+    assert rates() == rates(schedule="constant", lr_decay=0.5) == [1.0] * 6
+    assert rates(lr_decay=0.5, lr_decay_every=2) == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    assert rates(warmup=3) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    cosine = [0.5 * (1 + math.cos(math.pi * round / 4)) for round in (0, 1, 2, 3, 3, 3)]
+    assert rates(schedule="cosine", schedule_rounds=4) == pytest.approx(cosine)
+    assert rates(schedule="cosine", schedule_rounds=4, warmup=1) == pytest.approx([0.5, *cosine[1:]])
+    with pytest.raises(ValueError, match="needs `schedule_rounds`"):
+        FedAvg(schedule="cosine")
+
+
 @EVERY_KERNEL
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_a_padded_cohort_equals_its_clients_alone(batch_size: int | None, kernels: Kernels) -> None:
@@ -113,11 +178,15 @@ def test_a_method_passes_all_its_settings_on() -> None:
     batches = draw_batches(len(client[0]), epochs=2, batch_size=3, generator=seed_for(0))
     task, theta = task_of(client, problem, batches=batches, lr=0.2), normal(problem.n_parameters, seed=7)
     forces = {"pull": Pull(normal(len(theta), seed=8), 0.5), "correction": normal(len(theta), seed=9)}
-    method = FedAvg(lr=123.0, momentum=0.9, weight_decay=0.1)
+    more: dict[str, Any] = {"nesterov": True, "clip_norm": 0.5}
+    method = FedAvg(lr=123.0, momentum=0.9, weight_decay=0.1, **more)
     found = method.local_sgd(problem, task, theta, **forces)  # type: ignore[arg-type]
-    settings = {"momentum": 0.9, "weight_decay": 0.1, **forces}
+    settings = {"momentum": 0.9, "weight_decay": 0.1, **forces, "optimizer": Optimizer(**more)}
     assert torch.equal(found, local_sgd(problem, task, theta, PLAIN, **settings))
-    for name, other in (("momentum", 0.0), ("weight_decay", 0.0), ("pull", None), ("correction", None)):
+    others: list[tuple[str, Any]] = [("momentum", 0.0), ("weight_decay", 0.0), ("pull", None), ("correction", None)]
+    others += [("optimizer", Optimizer(clip_norm=0.5)), ("optimizer", Optimizer(nesterov=True))]
+    others += [("optimizer", Optimizer("adam", clip_norm=0.5))]
+    for name, other in others:
         assert not torch.equal(found, local_sgd(problem, task, theta, PLAIN, **{**settings, name: other})), name
 
 

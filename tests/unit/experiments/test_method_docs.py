@@ -30,6 +30,7 @@ from dqnfed.experiments.method_docs import (
     sections,
     traffic_of,
 )
+from dqnfed.experiments.prefer import PREFER
 from tests.helpers.repository import ROOT
 
 METHODS = documented()
@@ -193,5 +194,13 @@ def test_a_docstring_of_one_line_makes_a_page() -> None:
 def test_pages_say_what_the_server_needs_and_which_shared_settings_count() -> None:
     assert "Of the replies it needs `sum`: weighted sums" in method_page("fedavg", FedAvg)
     page = method_page("scaffold", METHODS["scaffold"])
-    assert "`weight_decay`, `lr_decay`, `lr_decay_every` have an effect" in page
+    assert "of the local work but `momentum`, `optimizer`, `nesterov` have an effect" in page
+    assert "local work but `batch_size`, `momentum`, " in method_page("dqn-fed-literal", METHODS["dqn-fed-literal"])
     assert "None of the [shared settings](index.md#local-work)" in method_page("newton", METHODS["newton"])
+
+
+def test_every_method_says_when_to_prefer_it() -> None:
+    for name, kind in METHODS.items():
+        assert "**Prefer it** where " in method_page(name, kind), name
+    assert set(PREFER) == set(METHODS)
+    assert "**Prefer it**" not in method_page("mine", FedAvg)

@@ -41,6 +41,17 @@ FORMERLY_WRITTEN = {
 SMALL = ["train.rounds=2", "data.clients=4", "data.limit=200", "model.hidden=[4]"]
 # where a learning rate may stand, the lowest rank first
 IN_FILE = ("train", "algorithms.term", "algorithm")
+WHO_AND_HOW_LONG = {
+    "rounds",
+    "participation",
+    "sampling",
+    "candidates",
+    "trace",
+    "deadline",
+    "speed_spread",
+    "speed_jitter",
+    "late",
+}
 OF_USER = ("train", "algorithms.term", "algorithm")
 
 
@@ -57,7 +68,7 @@ def file_of(folder: Path, raw: dict[str, Any]) -> str:
 
 def test_the_shared_settings_are_those_of_the_methods() -> None:
     assert set(LOCAL_WORK) == {f.name for f in fields(FedAvg)} - set(hyperparameters(FedAvg))
-    assert set(LOCAL_WORK) == set(TrainBlock.model_fields) - {"rounds", "participation"}
+    assert set(LOCAL_WORK) == set(TrainBlock.model_fields) - WHO_AND_HOW_LONG
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -66,7 +77,8 @@ def test_what_is_not_set_is_the_methods_own_default(name: str) -> None:
 
 
 def test_the_documented_defaults_are_those_of_fedavg() -> None:
-    known = {**FORMERLY_WRITTEN, "batch_size": None}
+    more = {"optimizer": "sgd", "nesterov": False, "clip_norm": None, "schedule": "step", "schedule_rounds": None}
+    known: dict[str, Any] = {**FORMERLY_WRITTEN, "batch_size": None, **more, "warmup": 0}
     assert {key: getattr(FedAvg(), key) for key in LOCAL_WORK} == known
     own = {name: [k for k in known if getattr(kind(), k, known[k]) != known[k]] for name, kind in REGISTRY.items()}
     assert {name: keys for name, keys in own.items() if keys} == {"fedfa": ["momentum"]}
@@ -286,3 +298,10 @@ def test_a_run_that_uses_all_of_its_settings_says_so(tmp_path: Path) -> None:
     run_experiment(read_config("digits", [*SMALL, "algorithm.name=fedavg"]), tmp_path, note=lines.append)
     assert lines == []
     assert json.loads((tmp_path / "summary.json").read_text())["unused"] == []
+
+
+def test_a_cosine_falls_over_the_rounds_of_the_run() -> None:
+    config = read_config("digits", ["train.schedule=cosine", "train.rounds=37", "algorithm.name=fedavg"])
+    assert build_algorithm(config).schedule_rounds == 37
+    shorter = read_config("digits", ["train.schedule=cosine", "train.schedule_rounds=5", "algorithm.name=fedavg"])
+    assert build_algorithm(shorter).schedule_rounds == 5

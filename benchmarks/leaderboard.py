@@ -1,0 +1,192 @@
+"""Every network method tuned alike and run with five seeds; the lines behind docs/results/leaderboard.md.
+
+    python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --jobs 2
+    python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --methods mine  # by an entry point
+    python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --device cuda --problems mnist-by-writer,cifar10-mlp
+    python -m dqnfed.report.results leaderboard --from runs/leaderboard.jsonl --hardware "..."
+
+First four values of one setting of every method, one seed, on validation data; then the best of them with five seeds
+on test data, the model kept that has the lowest validation loss. Lines are appended as runs end, and what is in the
+file is not run again: a call that is cut short, or has `--seconds`, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from many_runs import read_lines, run_all
+
+ALL = ("data.validation=0.1", "eval.select=loss", "eval.participants=false")
+PROBLEMS: dict[str, tuple[str, ...]] = {  # the preset, and what is changed
+    "heart": ("heart", "data.validation=0.2", "train.rounds=40", "eval.every=2"),
+    "digits": (
+        "digits", "train.participation=0.3", "train.epochs=2", "train.batch_size=16", "train.lr=0.3",
+        "train.rounds=40", "eval.every=2",
+    ),
+    "fashion-mnist": (
+        "fashion-mnist-dirichlet", "data.limit=6000", "model.hidden=[64]", "train.epochs=1", "train.batch_size=32",
+        "train.lr=0.05", "train.lr_decay=1", "train.weight_decay=0", "train.rounds=40", "eval.every=2",
+    ),
+    "mnist-by-writer": ("mnist-by-writer", "eval.every=5"),
+    "cifar10-mlp": ("cifar10-setup1", "train.rounds=500", "eval.every=25"),
+}  # fmt: skip
+ON_CPU = ("heart", "digits", "fashion-mnist")
+TUNING_SEED = 99
+RATES = (0.25, 0.5, 1.0, 2.0)  # times the problem's learning rate: the one setting of every method that uses it
+# Methods whose most important setting is another one: those that divide the server's step by its own size, that lean on
+# one strength, or that have no learning rate.
+OTHERS: dict[str, dict[str, tuple[float, ...]]] = {
+    "fedadam": {"server_lr": (0.003, 0.01, 0.03, 0.1)},
+    "fedyogi": {"server_lr": (0.003, 0.01, 0.03, 0.1)},
+    "fedavgm": {"server_lr": (0.1, 0.2, 0.5, 1.0)},
+    "fedns-ggn": {"damping": (0.01, 0.1, 1.0, 10.0)},
+    "fednl-diag": {"mu": (0.01, 0.1, 1.0, 10.0)},
+    "fednl-head": {"mu": (0.01, 0.1, 1.0, 10.0)},
+    "fednew-cg": {"rho": (0.1, 1.0, 10.0, 100.0)},
+}
+LEFT_OUT = ("fedcorr",)  # for wrong labels: its sweeps would fill the run
+REFERENCES = ("local-only", "pooled")
+SHOWN = ("mean", "std", "worst10", "min")
+Task = dict[str, Any]
+
+
+def methods_of(given: str) -> list[str]:
+    """Return the methods that are named, or all for networks and the two references."""
+    from dqnfed.experiments.experiment import suitable_algorithms
+
+    known = [name for name in suitable_algorithms("network") if name not in LEFT_OUT]
+    if not given:
+        return [*REFERENCES, *known]
+    return [*REFERENCES, *(name for name in given.split(",") if name not in REFERENCES)]
+
+
+def config_of(task: Task) -> Any:
+    """Return the config of one run."""
+    from dqnfed.experiments.config import read_config
+
+    preset, *changes = PROBLEMS[task["problem"]]
+    chosen = [f"algorithms.{task['method']}.{key}={value:g}" for key, value in task["settings"].items()]
+    part = ["eval.part=validation"] if task["kind"] == "tune" else []
+    one = ["run.threads=1"] if task["device"] == "cpu" else []
+    general = [f"algorithm.name={task['method']}", f"run.seed={task['seed']}", f"run.device={task['device']}"]
+    return read_config(preset, [*ALL, *changes, *general, *one, *chosen, *part])
+
+
+def trials_of(problem: str, method: str, device: str) -> list[dict[str, float]]:
+    """Return the settings that are tried; none where a method has nothing of these."""
+    from dqnfed.experiments.experiment import build_algorithm
+    from dqnfed.experiments.settings import unused_of
+
+    if method in OTHERS:
+        [(key, values)] = OTHERS[method].items()
+        return [{key: value} for value in values]
+    config = config_of({"problem": problem, "method": method, "seed": 0, "settings": {}, "device": device, "kind": ""})
+    algorithm = build_algorithm(config)
+    if "lr" in unused_of(algorithm):
+        return []
+    return [{"lr": factor * algorithm.lr} for factor in RATES]
+
+
+def outcome(task: Task) -> Task:
+    """Run one task and return its line."""
+    from dqnfed.experiments.experiment import run_experiment
+
+    begin = time.perf_counter()
+    try:
+        result = run_experiment(config_of(task), None)
+    except Exception as error:  # what a method cannot do is a result
+        return {**task, "error": f"{type(error).__name__}: {error}"[:300]}
+    summary, history = result.summary, result.history[1:]
+    up, down, curve = 0.0, 0.0, []
+    for record in history:
+        up, down = up + record["bytes_up"], down + record["bytes_down"]
+        if record["accuracy"] is not None and record["accuracy"]["mean"] is not None:
+            curve.append([record["round"] + 1, round(record["accuracy"]["mean"], 2), int(up + down)])
+    kept = summary.get("kept_round")
+    last = history[-1]["round"] if kept is None else kept
+    clients = {row[1]: row[5] for row in result.client_rows if row[0] == last}
+    asked = sum(len(record["clients"]) for record in history)
+    return {
+        **task,
+        "status": summary["status"],
+        "accuracy": {name: summary["accuracy"][name] for name in SHOWN},
+        "clients": [None if clients[c] is None else round(clients[c], 2) for c in sorted(clients)],
+        "curve": curve,
+        "rounds": len(history),
+        "passes": round(summary["totals"]["passes"] / max(1, asked), 2),
+        "bytes_up": round(up / max(1, asked)),
+        "train_seconds": round(summary["totals"]["seconds"], 2),
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
+
+
+def best_of(lines: list[Task], problem: str, method: str) -> dict[str, float]:
+    """Return the settings with the highest mean on validation data; none where none was tried or could run."""
+    tried = [
+        line
+        for line in lines
+        if (line["kind"], line["problem"], line["method"]) == ("tune", problem, method) and "error" not in line
+    ]
+    found = max(tried, key=lambda line: -math.inf if (s := score(line)) != s else s, default=None)
+    return {} if found is None else dict(found["settings"])
+
+
+def score(line: Task) -> float:
+    """Return the mean accuracy that a trial ended with."""
+    mean = line["accuracy"]["mean"]
+    return math.nan if mean is None else float(mean)
+
+
+def tasks(kind: str, lines: list[Task], problems: list[str], methods: list[str], given: Any) -> Iterator[Task]:
+    """Yield the tasks of a stage, ordered so that a process keeps its federation."""
+    seeds = [TUNING_SEED] if kind == "tune" else range(given.seeds)
+    for problem in problems:
+        for seed in seeds:
+            for method in methods:
+                base = {"kind": kind, "problem": problem, "method": method, "seed": seed, "device": given.device}
+                tuned = (
+                    trials_of(problem, method, given.device) if kind == "tune" else [best_of(lines, problem, method)]
+                )
+                yield from ({**base, "settings": settings} for settings in tuned)
+
+
+def key(task: Task) -> str:
+    """Return what identifies a task."""
+    return json.dumps([task[name] for name in ("kind", "problem", "method", "seed", "settings")])
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/leaderboard.jsonl"))
+    parser.add_argument("--problems", default=",".join(ON_CPU), help=f"of {', '.join(PROBLEMS)}, separated by commas")
+    parser.add_argument("--methods", default="", help="separated by commas; default: all for networks")
+    parser.add_argument("--seeds", type=int, default=5, help="the first so many")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="runs that would end later are not begun")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    given = parser.parse_args()
+    problems, methods, begin = given.problems.split(","), methods_of(given.methods), time.monotonic()
+    if unknown := set(problems) - PROBLEMS.keys():
+        parser.error(f"there is no problem {sorted(unknown)[0]}; there are {', '.join(PROBLEMS)}.")
+    for kind in ("tune", "test"):
+        lines = read_lines(given.out)
+        done = {key(line) for line in lines}
+        todo = [task for task in tasks(kind, lines, problems, methods, given) if key(task) not in done]
+        left = given.seconds - (time.monotonic() - begin)
+        run_all(todo, outcome, given.out, jobs=given.jobs, seconds=left)
+        done = {key(line) for line in read_lines(given.out)}
+        if waiting := sum(key(task) not in done for task in todo):
+            sys.exit(f"{waiting} runs of '{kind}' are left; the same command goes on.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The leaderboard: ranks, intervals and gains of lines whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dqnfed.report.leaderboard import (
+    block,
+    by_problem,
+    collected,
+    comparable,
+    critical_difference,
+    mean_ranks,
+    ranks,
+    write_ranks,
+)
+
+
+def line(problem: str, method: str, seed: int, mean: float | None, **more: Any) -> dict[str, Any]:
+    accuracy = {"mean": mean, "std": 1.0, "worst10": mean, "min": mean}
+    clients = [mean, None if mean is None else mean + 2]
+    common = {"kind": "test", "settings": {"lr": 0.1}, "status": "finished", "rounds": 4, "passes": 1.0}
+    cost = {
+        "bytes_up": 2048,
+        "train_seconds": 1.5,
+        "curve": [] if mean is None else [[2, mean - 1, 100], [4, mean, 2**20]],
+    }
+    place = {"problem": problem, "method": method, "seed": seed, "accuracy": accuracy, "clients": clients}
+    return {**common, **cost, **place, **more}
+
+
+LINES = [
+    *(line(p, "fedavg", s, 80.0 + s) for p in "ab" for s in range(3)),
+    *(line(p, "good", s, 90.0 + s) for p in "ab" for s in range(3)),
+    *(line(p, "local-only", s, 70.0) for p in "ab" for s in range(3)),
+    *(line(p, "lost", s, None if s else 85.0) for p in "ab" for s in range(3)),
+    line("a", "half", 0, 99.0),
+    {"kind": "tune", "problem": "a", "method": "good", "settings": {"lr": 0.1}, "accuracy": {"mean": 1.0}},
+    {"kind": "tune", "problem": "a", "method": "good", "settings": {"lr": 0.2}, "accuracy": {"mean": 0.5}},
+    {"kind": "test", "problem": "b", "method": "broken", "seed": 0, "error": "ValueError: too large"},
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join(map(json.dumps, LINES)), encoding="utf-8")
+    return collected([path], command="make leaderboard", hardware="a machine", commit="abc")
+
+
+def test_ranks_share_places_and_put_the_diverged_last() -> None:
+    found = ranks(np.array([[3.0, 5.0, 5.0, np.nan], [np.nan, np.nan, 1.0, 2.0]]))
+    assert found.tolist() == [[3.0, 1.5, 1.5, 4.0], [3.5, 3.5, 2.0, 1.0]]
+
+
+def test_mean_ranks_are_over_problems_and_their_ends_over_seeds(data: dict[str, Any]) -> None:
+    ranked = {problem: comparable(methods) for problem, methods in by_problem(data["runs"]).items()}
+    assert "half" not in ranked["a"]  # it has one seed of three
+    names, found = mean_ranks(ranked, "mean")
+    assert names == ["fedavg", "good", "lost"]  # references are not ranked
+    np.testing.assert_allclose(found[0], [(3 + 2 + 2) / 3, 1.0, (2 + 3 + 3) / 3])
+    assert found[1, 1] == found[2, 1] == 1.0
+    assert found[1, 0] < found[0, 0] < found[2, 0]
+
+
+def test_the_critical_difference_is_that_of_the_tables() -> None:
+    """Demsar (2006), Table 5: q = 2.343 for three methods and 2.728 for five at 5 %."""
+    assert critical_difference(3, 10) == pytest.approx(2.343 * np.sqrt(3 * 4 / 60), rel=1e-3)
+    assert critical_difference(5, 20) == pytest.approx(2.728 * np.sqrt(5 * 6 / 120), rel=1e-3)
+
+
+def test_the_page_says_what_the_lines_say(data: dict[str, Any], tmp_path: Path) -> None:
+    text = block(data)
+    row = next(row for row in text.split("## a\n")[1].splitlines() if row.startswith("| `good`"))
+    assert "| 91.0 ± 1.0 |" in row
+    assert "| +21.0 ± 1.0 | 100 % |" in row
+    assert "| 2 | 0.00 |" in row  # rounds and MiB to FedAvg's mean, with the same seed
+    assert "| lr 0.1 of 2 |" in row
+    assert "| `lost` | diverged |" in text
+    assert "`broken` could not run: ValueError: too large" in text
+    write_ranks(data, tmp_path)
+    assert (tmp_path / "leaderboard-ranks.svg").read_text().count("lost") >= 1
