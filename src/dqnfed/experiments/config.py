@@ -135,6 +135,7 @@ class PrivacyBlock(Block):
     noise_multiplier: float = Field(default=0.0, ge=0)  # standard deviation of the noise over `clip`
     noise: Literal["local", "central", "distributed"] = "local"  # on every reply, or on the server's sums
     unit: Literal["client", "record"] = "client"  # whose part in the model the noise hides
+    loss_clip: float = Field(default=5.0, gt=0)  # unit = "record": an example's loss counts as at most this
     epsilon: float | None = Field(
         default=None, gt=0
     )  # the budget; without `noise_multiplier` the noise follows from it

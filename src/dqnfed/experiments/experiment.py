@@ -290,13 +290,13 @@ def run_experiment(
     note: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
     """Return the result of a config's experiment; settings without effect are noted before the first round."""
-    privacy = privacy_of(config)
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     config = with_absolute_paths(config)
     experiment = build_experiment(config, is_kept=out is not None)
     if config.privacy.secure:
         experiment = secured(experiment)
+    privacy = privacy_of(config, experiment)
     warn_of_few_rounds(experiment)
     prepared = prepared_method(experiment)
     if prepared.mode:

@@ -55,9 +55,9 @@ class SecureClients(LocalClients):
         present = torch.tensor(asked, dtype=torch.long)
         traffic = Traffic()
         if not asked:
-            return Answers(present, None, memory, missing, traffic)
+            return Answers(present, None, memory, missing, traffic, found.releases)
         replies = secured(self.key, message, asked, updates, setup.algorithm, traffic, self.through)
-        return Answers(present, replies, memory, missing, traffic)
+        return Answers(present, replies, memory, missing, traffic, found.releases)
 
 
 def secured(
