@@ -173,6 +173,13 @@ class CompareBlock(Block):
     algorithms: tuple[str, ...] = ("dqn-fed", "fedavg", "server-lbfgs")
 
 
+class EpsilonBlock(Block):
+    """What `dqnfed compare --epsilon` changes before it gives every run a budget, and which methods it runs."""
+
+    algorithms: tuple[str, ...] = ("dqn-fed", "fedavg", "qffl")
+    set: tuple[str, ...] = ()  # as with --set
+
+
 class Config(Block):
     """A whole experiment."""
 
@@ -188,6 +195,7 @@ class Config(Block):
     run: RunBlock = RunBlock()
     track: TrackBlock = TrackBlock()
     compare: CompareBlock = CompareBlock()
+    epsilon: EpsilonBlock = EpsilonBlock()
     algorithms: dict[str, dict[str, Any]] = {}  # settings that hold when this method is chosen
     grids: dict[str, dict[str, list[Any]]] = {}  # what `dqnfed sweep` tries
 
