@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dqnfed.core.screening import Policy as Policy
     from dqnfed.sim.accelerate import threads as threads
     from dqnfed.sim.engine import run as run
+    from dqnfed.sim.sampling import Sampling as Sampling
     from dqnfed.sim.state import Evaluation as Evaluation
 
 # Importing torch takes a second or more; `dqnfed --help` must not wait for it, so names are looked up when used.
@@ -68,6 +69,7 @@ _HOMES = {
     "Problem": "dqnfed.core.problem",
     "QFFL": "dqnfed.algorithms.qffl",
     "RunResult": "dqnfed.core.result",
+    "Sampling": "dqnfed.sim.sampling",
     "Scaffold": "dqnfed.algorithms.scaffold",
     "ServerLBFGS": "dqnfed.algorithms.server_lbfgs",
     "TERM": "dqnfed.algorithms.term",

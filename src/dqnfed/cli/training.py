@@ -115,7 +115,8 @@ def compare(
         typer.Option("--references/--no-references", help="With --data: train each client alone, and on all rows."),
     ] = True,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4). Default: 0, with --data or --epsilon 0:5.")
+        str | None,
+        typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4). Default: 0, with --data or --epsilon 0:5."),
     ] = None,
     jobs: Annotated[
         int | None,

@@ -90,6 +90,9 @@ class TrainBlock(Block):
 
     rounds: int = Field(default=100, ge=1)
     participation: float = Field(default=1.0, gt=0, le=1)
+    sampling: Literal["uniform", "poisson", "size", "power-of-choice", "cyclic"] = "uniform"
+    candidates: int | None = Field(default=None, ge=1)  # of power-of-choice; default: twice the clients of a round
+    trace: str | None = None  # a CSV file of who is online in which round (`dqnfed trace`); default: everybody
     epochs: int | None = Field(default=None, ge=1)  # 1
     batch_size: int | Literal["full"] | None = None  # full
     lr: float | None = Field(default=None, gt=0)  # 0.1
@@ -130,6 +133,7 @@ class PrivacyBlock(Block):
     """What the server may see: secure aggregation, and Gaussian noise with a budget; off by default."""
 
     secure: bool = False  # replies under one-time pads: the server sees sums and products, never a reply
+    level: Literal[1, 2] = 1  # 1: against a server that works with no client; 2, against one that does: not provided
     roster: tuple[str, ...] = ()  # public keys of deployed clients, by number, as `dqnfed deploy pad-key` prints them
     clip: float | None = Field(default=None, gt=0)  # largest norm of an answer; None: no clipping, no noise
     noise_multiplier: float = Field(default=0.0, ge=0)  # standard deviation of the noise over `clip`

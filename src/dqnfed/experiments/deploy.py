@@ -49,6 +49,7 @@ def deployed_strategy(
     `files` are further texts for the run folder.
     """
     from dqnfed.core.screening import Policy
+    from dqnfed.experiments.participants import sampling_of
     from dqnfed.flower.strategy import Strategy  # here: a client's process does not need the server's side
     from dqnfed.sim.state import Evaluation
 
@@ -64,6 +65,7 @@ def deployed_strategy(
         problem.to(chosen_device(config.run.device)),
         n_clients=int(run_config["clients"]),
         participation=config.train.participation,
+        sampling=sampling_of(config),
         seed=config.run.seed,
         files=files,
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),

@@ -23,7 +23,7 @@ def epsilons_from(text: str) -> list[float]:
 
 
 def with_noise(source: str, changes: Sequence[str]) -> Config:
-    """Return the experiment with what its block `epsilon` sets for such comparisons, and the user's changes after it."""
+    """Return the experiment with what its block `epsilon` sets for such comparisons, then the user's changes."""
     own = read_config(source).epsilon.set
     config = read_config(source, [*own, *changes])
     if config.privacy.clip is None:

@@ -12,6 +12,7 @@ import torch
 from dqnfed.core.screening import Policy
 from dqnfed.experiments.config import Config
 from dqnfed.experiments.experiment import build_experiment, chosen_cohort
+from dqnfed.experiments.participants import sampling_of
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
 
@@ -43,6 +44,7 @@ def estimate(config: Config) -> Estimate:
         experiment.federation,
         rounds=min(TRIAL_ROUNDS, config.train.rounds),
         participation=config.train.participation,
+        sampling=sampling_of(config),
         seed=config.run.seed,
         cohort=chosen_cohort(experiment),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),

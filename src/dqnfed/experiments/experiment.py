@@ -31,6 +31,7 @@ from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, 
 from dqnfed.experiments.data_source import data_source
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import FEATURES_FILE, OwnFederation
+from dqnfed.experiments.participants import expected_size, sampling_of
 from dqnfed.experiments.private import privacy_of
 from dqnfed.experiments.settings import given_settings, unused_lines, unused_settings
 from dqnfed.experiments.synthetic import bowls
@@ -39,7 +40,6 @@ from dqnfed.secure.methods import secure_method
 from dqnfed.sim import accelerate
 from dqnfed.sim.accelerate import automatic, ray_cluster, streams, threads, with_features
 from dqnfed.sim.engine import run
-from dqnfed.sim.setup import cohort_size
 from dqnfed.sim.state import Evaluation
 
 logger = logging.getLogger("dqnfed")
@@ -321,6 +321,7 @@ def run_experiment(
         experiment.federation,
         rounds=config.train.rounds,
         participation=config.train.participation,
+        sampling=sampling_of(config),
         seed=config.run.seed,
         cohort=chosen_cohort(experiment),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
@@ -341,7 +342,7 @@ def run_experiment(
 def secured(experiment: Experiment) -> Experiment:
     """Return the experiment with its method as it can be run with `privacy.secure`."""
     config, n_clients = experiment.config, experiment.federation.n_clients
-    size, policy = cohort_size(config.train.participation, n_clients), Policy(**config.policy.model_dump())
+    size, policy = expected_size(config, n_clients), Policy(**config.policy.model_dump())
     return replace(
         experiment, algorithm=secure_method(experiment.algorithm, policy, experiment.problem, n_clients, size)
     )
@@ -349,8 +350,8 @@ def secured(experiment: Experiment) -> Experiment:
 
 def prepared_method(experiment: Experiment) -> AnyMethod:
     """Return the method as the engine prepares it; the warnings of that are left to the engine."""
-    train, n_clients = experiment.config.train, experiment.federation.n_clients
-    size = cohort_size(train.participation, n_clients)
+    n_clients = experiment.federation.n_clients
+    size = expected_size(experiment.config, n_clients)
     logger.addFilter(nothing)
     try:
         return experiment.algorithm.prepare(experiment.problem, n_clients, size)
@@ -401,4 +402,8 @@ def with_absolute_paths(config: Config) -> Config:
     is_there = data.file is None and data.name in DATASETS and bool(dataset_called(data.name).folder)
     if is_there and data.dir is None and not default_data_dir().is_absolute():
         paths["dir"] = str(default_data_dir().absolute())
-    return config.model_copy(update={"data": data.model_copy(update=paths)}) if paths else config
+    blocks: dict[str, Any] = {"data": data.model_copy(update=paths)} if paths else {}
+    if config.train.trace is not None:
+        trace = str(Path(config.train.trace).expanduser().absolute())
+        blocks["train"] = config.train.model_copy(update={"trace": trace})
+    return config.model_copy(update=blocks) if blocks else config

@@ -113,7 +113,7 @@ class _Request:
         facts["releases"] = n_releases
         if self._client.secure is not None:
             mine = self._client.secure, self._algorithm, self._number
-            return secure_reply(*mine, update, sent, self._content, facts, self._context)
+            return secure_reply(*mine, update, sent, self._content, facts, self._context, privacy)
         return RecordDict({"update": encoded(update), "about": ConfigRecord(facts)})
 
     def answer(self) -> RecordDict:
@@ -124,7 +124,7 @@ class _Request:
         if question == "share-key":
             return shared_keys(identity, self._number, self._about)
         if question == "products":
-            return products_reply(self._number, self._content, self._context)
+            return products_reply(self._algorithm, self._number, self._content, self._context)
         bounds = float(self._about["rate-bounds"])  # type: ignore[arg-type]
         policy = Policy(rate_bounds=bounds or None)
         sizes = self._whole("n-clients"), self._whole("cohort-size")

@@ -22,6 +22,7 @@ from dqnfed.flower.privacy import Privacy
 from dqnfed.flower.strategy import Strategy
 from dqnfed.secure.keys import fresh_identities
 from dqnfed.sim.observers import Observer
+from dqnfed.sim.sampling import Sampling
 from dqnfed.sim.state import Evaluation
 
 SERVER_NODE = 1
@@ -97,6 +98,7 @@ def run_in_process(
     *,
     rounds: int,
     participation: float = 1.0,
+    sampling: Sampling | str = "uniform",
     seed: int = 0,
     evaluation: Evaluation | None = None,
     policy: Policy | None = None,
@@ -122,6 +124,7 @@ def run_in_process(
         problem,
         n_clients=federation.n_clients,
         participation=participation,
+        sampling=sampling,
         seed=seed,
         evaluation=evaluation,
         policy=policy,

@@ -25,7 +25,11 @@ def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None
     if privacy.unit == "record" or privacy.noise == "distributed":
         return update
     rows = map_tensors(lambda t: t[None], update)
-    rows = noised_rows(rows, privacy, generator, floor=floor) if privacy.noise == "local" else clipped_rows(rows, privacy.clip)
+    rows = (
+        noised_rows(rows, privacy, generator, floor=floor)
+        if privacy.noise == "local"
+        else clipped_rows(rows, privacy.clip)
+    )
     return map_tensors(lambda t: t[0], rows)
 
 

@@ -47,6 +47,7 @@ from dqnfed.sim.clients import Answers, Evaluated, Validated
 from dqnfed.sim.engine import run_loop
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.private import check_privacy
+from dqnfed.sim.sampling import Sampling, as_sampling
 from dqnfed.sim.setup import cohort_size, plain_config
 from dqnfed.sim.state import Evaluation, Setup, State
 from dqnfed.sim.tasks import TaskBuilder
@@ -75,6 +76,7 @@ class Strategy(FlowerStrategy):
         *,
         n_clients: int,
         participation: float = 1.0,  # share of the clients sampled each round, in (0, 1]
+        sampling: Sampling | str = "uniform",  # how they are drawn
         seed: int = 0,
         evaluation: Evaluation | None = None,
         policy: Policy | None = None,
@@ -91,7 +93,9 @@ class Strategy(FlowerStrategy):
         self.result: RunResult | None = None
         self._problem, self._seed, self._participation = problem, seed, participation
         self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
-        self._cohort_size = cohort_size(participation, n_clients)
+        self._sampling, self._drawn_size = as_sampling(sampling), cohort_size(participation, n_clients)
+        self._sampling.check(n_clients, self._drawn_size)
+        self._cohort_size = self._sampling.expected_size(n_clients, participation)
         check_min_replies(self._policy, self._cohort_size)  # before clients are waited for
         self._faster = acceleration()
         if secure:
@@ -565,7 +569,7 @@ class Strategy(FlowerStrategy):
             problem,
             federation,
             rounds,
-            self._cohort_size,
+            self._drawn_size,
             self._seed,
             vectorised(),
             self._evaluation,
@@ -575,6 +579,8 @@ class Strategy(FlowerStrategy):
             replies=self._faster.replies,
             privacy=self._privacy,
             files=self._files,
+            participation=self._participation,
+            sampling=self._sampling,
         )
 
 

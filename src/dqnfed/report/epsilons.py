@@ -76,10 +76,9 @@ def block(data: Json) -> str:
     methods = list(dict.fromkeys(run["method"] for run in runs))
     seeds = sorted({run["seed"] for run in runs})
     about = runs[0]
-    lines = [
-        f"{data['score']}, mean over seeds {', '.join(map(str, seeds))} ± half the width of the 95 % interval; "
-        f"`privacy.unit` = {about['unit']}, `privacy.noise` = {about['noise']}, delta {about['delta']:g}."
-    ]
+    first = f"{data['score']}, mean over seeds {', '.join(map(str, seeds))} ± half the width of the 95 % interval"
+    noise = f"`privacy.unit` = {about['unit']}, `privacy.noise` = {about['noise']}, delta {about['delta']:g}"
+    lines = [f"{first}; {noise}."]
     for measure in ("mean", worst):
         lines += ["", f"| {TITLES[measure]} | {' | '.join(f'epsilon {b:g}' for b in budgets)} |"]
         lines.append("|---" * (len(budgets) + 1) + "|")

@@ -86,11 +86,14 @@ class Ledger:
         self.n_releases += n
 
 
-def sampling_share(privacy: Privacy, rule: str, participation: float) -> float:
-    """Return the probability that amplifies: of Poisson sampling, where the noise is for those who see the models alone.
+def sampling_share(privacy: Privacy, rule: str, participation: float, n_clients: int) -> float:
+    """Return the probability that amplifies: of Poisson sampling, with noise for those who see the models alone.
 
-    With cohorts of a fixed size (`uniform`) nothing is counted: the bound for replacing a client is no better than that
-    for Poisson sampling with twice the sensitivity. Against a server that gets noisy replies one by one (`local`)
-    nothing is amplified, since it knows who took part.
+    With cohorts of a fixed size (`uniform`) nothing is counted: the known bounds are for replacing a client by
+    another, which is another promise with twice the sensitivity. Against a server that gets noisy replies one by one
+    (`local`) nothing is amplified, since it knows who took part, and neither against other clients (`distributed`).
     """
-    return participation if rule == "poisson" and privacy.noise != "local" else 1.0
+    if rule != "poisson" or privacy.noise != "central":
+        return 1.0
+    nobody = (1.0 - participation) ** (n_clients - 1)  # a round without clients releases nothing, which tells that
+    return participation if nobody <= 1e-3 * privacy.delta else 1.0

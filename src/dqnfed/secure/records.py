@@ -74,8 +74,8 @@ def without_data(problem: Problem, task: Task, privacy: Privacy) -> tuple[Proble
 
 def _refuse(*_: Any) -> NoReturn:
     raise ValueError(
-        "the method computes with outputs or losses of single examples, which `privacy.unit` = 'record' does not cover; "
-        "choose one that asks for gradients, local training and mean losses alone (FedAvg, q-FFL, DQN-Fed, ...)."
+        "the method computes with outputs or losses of single examples, which `privacy.unit` = 'record' does not "
+        "cover; choose one that asks for gradients, local training and mean losses alone (FedAvg, q-FFL, DQN-Fed, ...)."
     )
 
 
@@ -103,7 +103,7 @@ class RecordKernels(PlainKernels):
         self.n_releases = 0
 
     def gradients(self, problem: Problem, thetas: Sequence[Tensor], task: Task) -> list[tuple[Tensor, Tensor]]:
-        """Return noisy gradients, each with a noisy loss: one release of both, whose clipped length is `longer` clips."""
+        """Return noisy gradients, each with a noisy loss: one release of both, `longer` clips long."""
         self._check(problem)
         longer = math.hypot(1.0, LOSS_PART)
         found = []
@@ -139,7 +139,7 @@ class RecordKernels(PlainKernels):
         pull: Pull | None,
         correction: Tensor | None,
     ) -> Tensor:
-        """Return theta after the task's steps; an example has a part in as many releases as there are batches with it."""
+        """Return theta after the task's steps; an example is in one release for each batch with it."""
         self._check(problem)
         if task.batches.shape[-1]:
             named = task.batches[task.batches >= 0].flatten()
@@ -190,6 +190,6 @@ class RecordKernels(PlainKernels):
     def _check(self, problem: Problem) -> None:
         if problem is not self.hidden:
             raise ValueError(
-                "the method trains on a loss of its own, whose clipping `privacy.unit` = 'record' does not know; choose "
-                "one that trains on the problem's loss."
+                "the method trains on a loss of its own, whose clipping `privacy.unit` = 'record' does not know; "
+                "choose one that trains on the problem's loss."
             )

@@ -54,13 +54,15 @@ def padded_row(
     *,
     with_products: bool,
     pads: Pads | None = None,
+    norm: float | None = None,
 ) -> PaddedRow:
     """Return a client's row in the form that the server may see.
 
     With x_k the unit row, r_k the pads and z_kj the masks, the words are x_k + r_k and the correction for client j is
-    x_k.r_j + z_kj, for k < j also + r_k.r_j, for k > j with - z_kj. `pads` replaces the key's own where they are known.
+    x_k.r_j + z_kj, for k < j also + r_k.r_j, for k > j with - z_kj. `pads` replaces the key's own where they are known,
+    `norm` the row's where another one is stated.
     """
-    unit, norm = unit_row(row)
+    unit, norm = unit_row(row) if norm is None else (row / norm, norm)
     x = encoded(unit)
     words = x + (pads(client, len(row)) if pads else key.pad(message, name, client, len(row)))
     corrections = np.zeros(len(message.asked) if with_products else 0, dtype=np.uint64)

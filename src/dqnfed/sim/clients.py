@@ -18,7 +18,7 @@ from dqnfed.core.tensors import map_tensors, row, stack
 from dqnfed.secure.noise import released
 from dqnfed.secure.records import step_on_records
 from dqnfed.sim.memory import MemoryStore
-from dqnfed.sim.tasks import sampled_clients
+from dqnfed.sim.sampling import drawn_clients
 
 if TYPE_CHECKING:
     from dqnfed.sim.state import Setup, State
@@ -214,10 +214,12 @@ def _memories(setup: Setup, state: State, clients: Tensor) -> Any:
 
 def _prefetch(setup: Setup, state: State) -> None:
     """Draw the next round's tasks while the device is busy, unless the method chooses its cohort itself."""
-    round, n_clients = state.round + 1, setup.federation.n_clients
-    if round >= setup.rounds or type(setup.algorithm).select is not Algorithm.select:
+    round, asks = state.round + 1, setup.sampling.rule == "power-of-choice"
+    if round >= setup.rounds or asks or type(setup.algorithm).select is not Algorithm.select:
         return
-    clients = sampled_clients(setup.seed, round, n_clients, setup.cohort_size)
+    clients = drawn_clients(setup, round)
+    if not clients.shape[0]:
+        return
     state.memory.prefetch(clients)
     setup.tasks.prefetch(clients, round)
 

@@ -37,6 +37,7 @@ from dqnfed.sim.journal import DeferredLog, Journal
 from dqnfed.sim.measure import model_columns, start_record
 from dqnfed.sim.observers import Observer, report_failure
 from dqnfed.sim.rounds import run_round
+from dqnfed.sim.sampling import Sampling
 from dqnfed.sim.selection import check_select
 from dqnfed.sim.setup import check_rounds, fresh_state, identity_of, plain_config, set_up
 from dqnfed.sim.state import Completion, Evaluation, Record, Setup, State
@@ -69,6 +70,7 @@ def run(
     complete: Completion | None = None,  # what is to be added to the summary before it is written
     secure: bool = False,  # replies under one-time pads: the server sees sums and products, never a row
     privacy: Privacy | None = None,  # clipped replies, Gaussian noise, and the epsilon that a run may spend
+    sampling: Sampling | str = "uniform",  # how the clients of a round are drawn, or the name of the rule
 ) -> RunResult:
     """Return the result of training for the given number of rounds; with `out`, everything is on disk as it happens.
 
@@ -92,6 +94,7 @@ def run(
         accelerate=accelerate,
         secure=secure,
         privacy=privacy,
+        sampling=sampling,
     )
     setup = replace(setup, fingerprint=fingerprint, files=files or {}, complete=complete)
     settings = dict(config) if config is not None else plain_config(setup, participation)

@@ -23,7 +23,7 @@ def participant_losses(setup: Setup, state: State, clients: Tensor) -> Tensor | 
     None in rounds in which they are not asked.
     """
     wanted = setup.evaluation
-    if not wanted.participants or (state.round + 1) % wanted.participants_every:
+    if not wanted.participants or (state.round + 1) % wanted.participants_every or not clients.shape[0]:
         return None
     known = state.losses[clients]
     if bool(known.isnan().any()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,21 +13,27 @@ if TYPE_CHECKING:
     from dqnfed.sim.state import Record, Setup, State
 
 WITH_PADS = (
-    "`privacy.noise` = 'central' is for a server that is trusted with the exact sums, and with `privacy.secure` it is not; "
-    "use 'distributed' or 'local' noise."
+    "`privacy.noise` = 'central' is for a server that is trusted with the exact sums, and with `privacy.secure` it is "
+    "not; use 'distributed' or 'local' noise."
 )
 WITHOUT_PADS = (
     "`privacy.noise` = 'distributed' gives every client a share of the noise, which hides no reply by itself; it needs "
     "`privacy.secure` = true."
 )
 
+
 def ledger_of(setup: Setup, state: State) -> Ledger | None:
     """Return the account of a run so far; None without noise."""
     if setup.privacy is None:
         return None
-    sampling: Any = getattr(setup, "sampling", None)
-    rule, share = getattr(sampling, "rule", "uniform"), getattr(setup, "participation", 1.0)
-    return Ledger(setup.privacy, int(state.totals["releases"]), sampling_share(setup.privacy, rule, share))
+    return Ledger(setup.privacy, int(state.totals["releases"]), share_of(setup))
+
+
+def share_of(setup: Setup) -> float:
+    """Return the share by which sampling amplifies; above 0 and below 1 the cohorts are drawn in secret."""
+    if setup.privacy is None:
+        return 1.0
+    return sampling_share(setup.privacy, setup.sampling.rule, setup.participation, setup.federation.n_clients)
 
 
 def check_privacy(setup: Setup) -> None:
@@ -49,7 +55,8 @@ def check_privacy(setup: Setup) -> None:
     if bound != float("inf"):
         raise ValueError(
             f"`policy.max_update_norm` = {bound:g} clips a reply by what is usual among the others, which "
-            f"`privacy.noise` = '{privacy.noise}' does not count; set it to inf, since `privacy.clip` bounds every reply."
+            f"`privacy.noise` = '{privacy.noise}' does not count; set it to inf, since `privacy.clip` bounds every "
+            "reply."
         )
 
 

@@ -26,7 +26,7 @@ from dqnfed.core.screening import (
 )
 from dqnfed.core.tensors import all_finite, gather, row
 from dqnfed.secure.accounting import BudgetSpent, Ledger
-from dqnfed.secure.noise import NoisySums
+from dqnfed.secure.noise import NoisySums, SharedNoise
 from dqnfed.secure.release import LostClients, Revealing
 from dqnfed.sim.choice import LAST
 from dqnfed.sim.claims import consistent, remember, to_usual_scale, with_record
@@ -34,9 +34,9 @@ from dqnfed.sim.clients import Answers
 from dqnfed.sim.ending import NOT_FINITE
 from dqnfed.sim.measure import divergence, measured, participant_losses
 from dqnfed.sim.private import ledger_of, overspent
+from dqnfed.sim.sampling import clients_of_round
 from dqnfed.sim.selection import watch_validation
 from dqnfed.sim.state import Record, Setup, State
-from dqnfed.sim.tasks import sampled_clients
 
 logger = logging.getLogger("dqnfed")
 MAX_PHASES = 200  # of one round; a method that asks for more does not end
@@ -50,14 +50,14 @@ def run_round(
     `meanwhile` is called when the clients were asked, before their replies are waited for.
     """
     started = time.perf_counter()
-    algorithm, federation = setup.algorithm, setup.federation
-    sampled = sampled_clients(setup.seed, state.round, federation.n_clients, setup.cohort_size)
-    clients = algorithm.select(state.server, state.round, sampled, federation.n_clients)
+    clients = clients_of_round(setup, state)
     before = participant_losses(setup, state, clients)
     record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
     ledger = ledger_of(setup, state)
-    step = train_cohort(setup, state, clients, notes, meanwhile, ledger)
+    step: ServerStep[Any] = ServerStep(state.server, Status.HOLD)
+    if clients.shape[0]:  # where clients are drawn one by one, or are away, a round may have nobody
+        step = train_cohort(setup, state, clients, notes, meanwhile, ledger)
     if ledger is not None:
         record["epsilon"] = ledger.epsilon if isfinite(ledger.epsilon) else None
         record["releases"] = ledger.n_releases - int(state.totals["releases"])
@@ -100,7 +100,7 @@ def train_cohort(
     for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
         by_message = ledger is not None and ledger.privacy.unit == "client"
-        if by_message and (spent := overspent(ledger)) is not None:
+        if ledger is not None and by_message and (spent := overspent(ledger)) is not None:
             return _back_at(state, at_start, spent)
         answers = setup.clients.train(setup, state, asked, sent, phase)
         if ledger is not None and not by_message and (spent := overspent(ledger, answers.releases)) is not None:
@@ -210,9 +210,12 @@ def server_step(
         logger.info("round %d: client %d held, its %s is above %.3g", state.round, int(kept[k]), field, limit)
         notes.setdefault("held", []).append({"client": int(kept[k]), "field": field, "limit": limit})
     if ledger is not None and ledger.privacy.noise == "central":
-        replies = NoisySums(replies.updates, ledger.privacy, ledger.spend)
+        n_expected = setup.participation * federation.n_clients if ledger.share < 1.0 else None
+        replies = NoisySums(replies.updates, ledger.privacy, ledger.spend, n_expected)
     if setup.clients.is_secure:
         replies = replies.for_step(state.server, cohort)
+    if ledger is not None and ledger.privacy.noise == "distributed":
+        replies = SharedNoise(replies, ledger.privacy, ledger.spend)
     return algorithm.server_step(state.server, replies, cohort)
 
 

@@ -26,6 +26,7 @@ from dqnfed.sim.accelerate import Acceleration, acceleration_for
 from dqnfed.sim.clients import local_clients
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.private import check_privacy
+from dqnfed.sim.sampling import Sampling, as_sampling
 from dqnfed.sim.secure import SecureClients
 from dqnfed.sim.state import Evaluation, Record, Setup, State
 from dqnfed.sim.tasks import TaskBuilder
@@ -45,9 +46,12 @@ def set_up(
     accelerate: bool | None = None,
     secure: bool = False,
     privacy: Privacy | None = None,
+    sampling: Sampling | str = "uniform",
 ) -> tuple[Setup, Acceleration]:
     """Return what stays the same during a run, and the forms in which it computes."""
-    size = cohort_size(participation, federation.n_clients)
+    drawn_size, rule = cohort_size(participation, federation.n_clients), as_sampling(sampling)
+    rule.check(federation.n_clients, drawn_size)
+    size = rule.expected_size(federation.n_clients, participation)
     if not is_whole(seed) or seed < 0:
         raise ValueError(f"`seed` must be a whole number >= 0, but is {seed!r}.")
     check_fit(problem, federation.train.inputs, federation.train.targets)
@@ -62,7 +66,7 @@ def set_up(
         problem,
         federation,
         rounds,
-        size,
+        drawn_size,
         seed,
         cohort or vectorised(),
         evaluation or Evaluation(),
@@ -71,6 +75,8 @@ def set_up(
         clients=SecureClients() if secure else local_clients(prepared),
         replies=faster.replies,
         privacy=privacy,
+        participation=participation,
+        sampling=rule,
     )
     check_privacy(setup)
     return setup, faster
@@ -108,6 +114,7 @@ def identity_of(setup: Setup) -> Record:
     private |= {} if setup.privacy is None else {"privacy": repr(setup.privacy)}
     return {
         **private,
+        **({} if setup.sampling.is_plain else {"train.sampling": repr(setup.sampling)}),
         "algorithm": repr(setup.algorithm),
         "precision": str(setup.problem.theta0.dtype),
         "seed": setup.seed,
@@ -125,7 +132,7 @@ def plain_config(setup: Setup, participation: float) -> dict[str, Any]:
     return {
         "name": "run",
         "algorithm": {"name": type(setup.algorithm).__name__, **_given(setup.algorithm)},
-        "train": {"rounds": setup.rounds, "participation": participation},
+        "train": {"rounds": setup.rounds, "participation": participation, "sampling": setup.sampling.rule},
         "eval": _given(setup.evaluation),
         "policy": _given(setup.policy),
         "run": {"seed": setup.seed},

@@ -20,6 +20,7 @@ from dqnfed.secure.noise import Privacy
 from dqnfed.sim.choice import LAST, SELECTS, Choice
 from dqnfed.sim.clients import Clients, LocalClients
 from dqnfed.sim.memory import MemoryStore
+from dqnfed.sim.sampling import Sampling
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
@@ -69,6 +70,8 @@ class Setup:
     files: Mapping[str, str] = field(default_factory=dict)  # further texts for the run's folder, by name
     complete: Completion | None = None
     privacy: Privacy | None = None  # noise, and the budget that it is counted against
+    participation: float = 1.0  # share of the clients in a round, of which `cohort_size` is the rounded number
+    sampling: Sampling = field(default_factory=Sampling)  # how these are drawn
 
     @cached_property
     def per_client_runner(self) -> PerClientRunner | None:

@@ -41,6 +41,7 @@ FORMERLY_WRITTEN = {
 SMALL = ["train.rounds=2", "data.clients=4", "data.limit=200", "model.hidden=[4]"]
 # where a learning rate may stand, the lowest rank first
 IN_FILE = ("train", "algorithms.term", "algorithm")
+WHO_AND_HOW_LONG = {"rounds", "participation", "sampling", "candidates", "trace"}
 OF_USER = ("train", "algorithms.term", "algorithm")
 
 
@@ -57,7 +58,7 @@ def file_of(folder: Path, raw: dict[str, Any]) -> str:
 
 def test_the_shared_settings_are_those_of_the_methods() -> None:
     assert set(LOCAL_WORK) == {f.name for f in fields(FedAvg)} - set(hyperparameters(FedAvg))
-    assert set(LOCAL_WORK) == set(TrainBlock.model_fields) - {"rounds", "participation"}
+    assert set(LOCAL_WORK) == set(TrainBlock.model_fields) - WHO_AND_HOW_LONG
 
 
 @pytest.mark.parametrize("name", REGISTRY)
