@@ -182,7 +182,7 @@ class NoisySums(Replies[U]):
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(
             f"the method's server asks for the clients' {what}, which `privacy.noise` = '{self._privacy.noise}' "
-            "does not cover; use 'local' noise, or a method that asks for weighted sums alone (FedAvg, FedProx, FedAvgM, FedAdam)."
+            "does not cover; use 'local' noise, or a method that asks for weighted sums alone (FedAvg, FedProx)."
         )
 
 

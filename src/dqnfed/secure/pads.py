@@ -16,7 +16,7 @@ from dqnfed.core.tensors import named_tensors
 from dqnfed.secure.ring import Words
 
 KEY_BYTES = 32
-AT_ONCE = 16_384  # words of a pad that are made at a time: they stay in the cache while they are used
+AT_ONCE = 32_768  # words of a pad that are made at a time: they stay in the cache while they are used
 ZEROS = bytes(8 * AT_ONCE)
 
 
@@ -92,8 +92,8 @@ class PadKey:
 
         key = hmac.new(self.secret, _hashed(parts), hashlib.sha256).digest()[:16]  # used for this one stream
         stream = Cipher(algorithms.AES128(key), modes.CTR(bytes(16))).encryptor()
-        buffer = bytearray(8 * AT_ONCE + 15)  # the library wants a block more than it writes
-        words = np.frombuffer(buffer, dtype="<u8", count=AT_ONCE).astype(np.uint64, copy=False)
+        buffer = bytearray(8 * min(n, AT_ONCE) + 15)  # the library wants a block more than it writes
+        words = np.frombuffer(buffer, dtype="<u8", count=min(n, AT_ONCE)).astype(np.uint64, copy=False)
         for first in range(0, n, AT_ONCE):
             size = min(AT_ONCE, n - first)
             stream.update_into(ZEROS if size == AT_ONCE else ZEROS[: 8 * size], buffer)
