@@ -142,10 +142,13 @@ def read_settings(
 ) -> Any:
     from dqnfed.experiments.config import read_config
 
-    extra = [*(changes or []), *number_changes(rounds, seed)]
-    if data_dir is not None:
-        extra.append(f"data.dir={json.dumps(str(data_dir))}")
+    extra = [*(changes or []), *number_changes(rounds, seed), *data_dir_change(data_dir)]
     return read_config(experiment, [*extra, *name_change(algorithm)])
+
+
+def data_dir_change(data_dir: Path | None) -> list[str]:
+    """Return the change that says where datasets lie."""
+    return [] if data_dir is None else [f"data.dir={json.dumps(str(data_dir))}"]
 
 
 def select_change(select: str | None) -> list[str]:
@@ -286,6 +289,17 @@ def print_report(runs: Sequence[Path], out: Path, title: str | None, quiet: bool
         print_note(str(problem))
     if not quiet:
         console.print(f"report: {made.path}", soft_wrap=True)
+
+
+def print_epsilons(folder: Path, quiet: bool) -> None:
+    """Write and print the tables and the figure of several budgets."""
+    from dqnfed.report.epsilons import block, summary_of, write_all
+
+    found = summary_of(folder)
+    files = write_all(found, folder, "epsilons")
+    console.print(block(found), markup=False, highlight=False, soft_wrap=True)
+    if not quiet:
+        console.print(f"budgets: {', '.join(map(str, files))}", soft_wrap=True)
 
 
 def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:

@@ -26,11 +26,14 @@ from dqnfed.cli.common import (
     TaskName,
     Verbose,
     app,
+    data_dir_change,
     default_out,
     names_of,
     note_of,
+    number_changes,
     observers_of,
     print_diverged,
+    print_epsilons,
     print_estimate,
     print_kept,
     print_notes,
@@ -112,7 +115,8 @@ def compare(
         typer.Option("--references/--no-references", help="With --data: train each client alone, and on all rows."),
     ] = True,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4). Default: 0, with --data 0:5.")
+        str | None,
+        typer.Option("--seeds", help="3, or 0,2,5, or 0:5 (0 to 4). Default: 0, with --data or --epsilon 0:5."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -123,6 +127,10 @@ def compare(
             "on a CPU as many as there are cores and 3 GB of free memory for; on a GPU, or where the experiment sets "
             "run.threads or computes over Ray, 1.",
         ),
+    ] = None,
+    epsilon: Annotated[
+        str | None,
+        typer.Option("--epsilon", help="Privacy budgets, as 1,3,8,inf: the same comparison under each of them."),
     ] = None,
     rounds: Rounds = None,
     select: Select = None,
@@ -147,9 +155,13 @@ def compare(
 
     Examples:  dqnfed compare digits --seeds 0:5  |  dqnfed compare digits --algorithms dqn-fed,fedavg,qffl
     |  dqnfed compare --data clinics.csv --client hospital --label outcome --seeds 0:10
-    |  dqnfed compare --data clinics/ --label outcome --dry-run
+    |  dqnfed compare --data clinics/ --label outcome --dry-run  |  dqnfed compare heart --epsilon 1,3,8,inf
     """
     from dqnfed.experiments import compare as comparison
+    from dqnfed.experiments import epsilons as budgets
+
+    if epsilon is not None and data is not None:
+        raise ValueError("`--epsilon` compares experiments that have a file; put the table into one (`data.file`).")
 
     change = [*(change or []), *select_change(select)]
     table = OwnTable(data, client, label, group, drop, task, score, model)
@@ -157,10 +169,13 @@ def compare(
         config = table.config(experiment, rounds, None, change, None)
     elif experiment is None:
         raise ValueError(NOTHING_NAMED)
+    elif epsilon is not None:
+        settings = [*change, *table.score_change(), *number_changes(rounds, None), *data_dir_change(data_dir)]
+        config = budgets.with_noise(experiment, settings)
     else:
         config = read_settings(experiment, None, rounds, None, [*change, *table.score_change()], data_dir)
     is_own = data is not None
-    names = names_of(algorithms)
+    names = names_of(algorithms) or (list(config.epsilon.algorithms) if epsilon is not None else [])
     chosen = comparison.chosen_algorithms(config, names, everything=everything, references=is_own and references)
     refuse_without_method(change, config, chosen)
     if is_own:
@@ -170,13 +185,19 @@ def compare(
             print_estimate(config.with_algorithm(name))
         return
     folder = out or default_out(config.name)
-    numbers = comparison.seeds_from(seeds or ("0:5" if is_own else "0"))
-    planned = comparison.planned_runs(config, chosen, numbers, folder)
+    numbers = comparison.seeds_from(seeds or ("0:5" if is_own or epsilon is not None else "0"))
+    if epsilon is not None:
+        wanted = budgets.epsilons_from(epsilon)
+        planned = budgets.planned_with_epsilons(config, wanted, chosen, numbers, folder)
+    else:
+        planned = comparison.planned_runs(config, chosen, numbers, folder)
     done = run_planned(planned, config, jobs, folder, quiet)
     if not done:
         raise ValueError("none of the methods could run; the messages above say why.")
     print_unused(planned, done, quiet)
     print_report(done, folder / "report.html", config.name, quiet)
+    if epsilon is not None:
+        print_epsilons(folder, quiet)
     print_kept(planned, done, quiet)
     print_diverged(planned, done)
     if len(done) < len(planned):

@@ -147,11 +147,13 @@ class PrivacyBlock(Block):
     """What the server may see: secure aggregation, and Gaussian noise with a budget; off by default."""
 
     secure: bool = False  # replies under one-time pads: the server sees sums and products, never a reply
+    level: Literal[1, 2] = 1  # 1: against a server that works with no client; 2, against one that does: not provided
     roster: tuple[str, ...] = ()  # public keys of deployed clients, by number, as `dqnfed deploy pad-key` prints them
     clip: float | None = Field(default=None, gt=0)  # largest norm of an answer; None: no clipping, no noise
     noise_multiplier: float = Field(default=0.0, ge=0)  # standard deviation of the noise over `clip`
     noise: Literal["local", "central", "distributed"] = "local"  # on every reply, or on the server's sums
     unit: Literal["client", "record"] = "client"  # whose part in the model the noise hides
+    loss_clip: float = Field(default=5.0, gt=0)  # unit = "record": an example's loss counts as at most this
     epsilon: float | None = Field(
         default=None, gt=0
     )  # the budget; without `noise_multiplier` the noise follows from it
@@ -192,6 +194,13 @@ class CompareBlock(Block):
     algorithms: tuple[str, ...] = ("dqn-fed", "fedavg", "server-lbfgs")
 
 
+class EpsilonBlock(Block):
+    """What `dqnfed compare --epsilon` changes before it gives every run a budget, and which methods it runs."""
+
+    algorithms: tuple[str, ...] = ("dqn-fed", "fedavg", "qffl")
+    set: tuple[str, ...] = ()  # as with --set
+
+
 class Config(Block):
     """A whole experiment."""
 
@@ -207,6 +216,7 @@ class Config(Block):
     run: RunBlock = RunBlock()
     track: TrackBlock = TrackBlock()
     compare: CompareBlock = CompareBlock()
+    epsilon: EpsilonBlock = EpsilonBlock()
     algorithms: dict[str, dict[str, Any]] = {}  # settings that hold when this method is chosen
     grids: dict[str, dict[str, list[Any]]] = {}  # what `dqnfed sweep` tries
 

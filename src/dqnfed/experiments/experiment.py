@@ -101,7 +101,7 @@ def chosen_for(config: Config, algorithm: AnyMethod, problem: Problem, federatio
     """Return what is done at once, so that the run takes no more of a GPU's memory than it may."""
     if not accelerate.is_installed():
         return Chosen(torch.get_num_threads())
-    size, settings = cohort_size(config.train.participation, federation.n_clients), config.run
+    size, settings = expected_size(config, federation.n_clients), config.run
     on_streams = settings.cohort in ("looped", "streams") or (settings.cohort == "auto" and has_images(problem))
     is_on_gpu = problem.theta0.is_cuda
     prepared = quietly_prepared(algorithm, problem, federation.n_clients, size) if is_on_gpu else algorithm
@@ -323,7 +323,6 @@ def run_experiment(
     note: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
     """Return the result of a config's experiment; settings without effect are noted before the first round."""
-    privacy = privacy_of(config)
     before = chosen_before(out) if resume else None
     if n_threads := config.run.threads or (before.threads if before is not None else 0):
         torch.set_num_threads(n_threads)
@@ -331,6 +330,7 @@ def run_experiment(
     experiment = build_experiment(config, is_kept=out is not None, before=before)
     if config.privacy.secure:
         experiment = secured(experiment)
+    privacy = privacy_of(config, experiment)
     warn_of_few_rounds(experiment)
     prepared = prepared_method(experiment)
     if prepared.mode:

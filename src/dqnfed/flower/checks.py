@@ -13,13 +13,15 @@ from dqnfed.core.expected import Layout
 from dqnfed.core.problem import Problem, score_range
 from dqnfed.flower.records import decoded, kind_named
 from dqnfed.flower.roster import Member
+from dqnfed.secure.noise import LOSSES as LOSS_FIELDS
 
 SIZES = ("n-train", "n-test", "n-validation")
-LOSSES = {"loss", "probed_loss", "trial_loss", "losses"}  # fields of training replies
+LOSSES = {*LOSS_FIELDS, "losses"}  # fields of training replies
 NUMBERS = {"loss", "scores", "losses", *SIZES}
 LONGEST_NAME = 100  # characters
 MANY_EXAMPLES = 2**53  # sizes are weights in float64
 FAR = 1000.0  # times the larger of the usual losses now and before: an evaluated loss above it is refused
+MANY_RELEASES = 100_000  # of one reply
 FEW = 3  # clients; among fewer nobody's loss is usual
 
 
@@ -54,6 +56,14 @@ def read_update(content: RecordDict, kinds: Sequence[type[Any]], expected: Layou
         if bool((getattr(update, name) < floor - slack(floor)).any()):
             raise Refused(f"its {name} is below {floor:g}, the floor of losses (`loss_floor` of the problem)")
     return update
+
+
+def read_releases(about: ConfigRecord) -> int:
+    """Return in how many noisy numbers a client, or one of its examples, had a part."""
+    found = about.get("releases", 1)
+    if not isinstance(found, int) or not 0 <= found <= MANY_RELEASES:
+        raise Refused(f"it says {str(found)[:50]} releases, which is no number from 0 to {MANY_RELEASES}")
+    return found
 
 
 def read_member(content: RecordDict) -> Member:

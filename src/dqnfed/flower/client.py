@@ -18,12 +18,13 @@ from dqnfed.core.screening import Policy, prepared_with
 from dqnfed.core.tensors import map_tensors, row
 from dqnfed.flower.app import client_number
 from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag, Tags
-from dqnfed.flower.privacy import Privacy, noised
+from dqnfed.flower.privacy import Privacy, count_releases, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
 from dqnfed.flower.secure_client import products_reply, secure_reply, shared_keys, unpad_reply
 from dqnfed.flower.secure_records import SECURE
 from dqnfed.secure.keys import Identity
 from dqnfed.secure.methods import secure_method
+from dqnfed.secure.records import check_memory, step_on_records
 from dqnfed.sim.accelerate import acceleration
 from dqnfed.sim.clients import Measured, evaluate
 from dqnfed.sim.tasks import TaskBuilder
@@ -97,15 +98,22 @@ class _Request:
         sent = decoded(kind, self._arrays("sent"), self._device)
         task = self._task()
         memory = self._memory(task)
-        update, memory = self._algorithm.client_step(self._problem, task, sent, memory)
-        if self._client.privacy is not None:
-            update = noised(update, self._client.privacy)
+        privacy, n_releases = self._client.privacy, 1
+        if privacy is not None and privacy.unit == "record":
+            update, memory, n_releases = step_on_records(self._algorithm, self._problem, task, sent, memory, privacy)
+        else:
+            update, memory = self._algorithm.client_step(self._problem, task, sent, memory)
+        if privacy is not None:
+            if privacy.noise == "local":
+                count_releases(self._context, str(self._about["run"]), privacy, n_releases)
+            update = noised(update, privacy, floor=self._problem.loss_floor)
         if self._kept is not None:
             self._kept.write(self._tags, (self._round, self._whole("phase")), memory)
         facts: dict[str, Any] = {"client": self._number, "kind": type(update).__name__, "forgot": self._forgot}
+        facts["releases"] = n_releases
         if self._client.secure is not None:
             mine = self._client.secure, self._algorithm, self._number
-            return secure_reply(*mine, update, sent, self._content, facts, self._context)
+            return secure_reply(*mine, update, sent, self._content, facts, self._context, privacy)
         return RecordDict({"update": encoded(update), "about": ConfigRecord(facts)})
 
     def answer(self) -> RecordDict:
@@ -116,7 +124,7 @@ class _Request:
         if question == "share-key":
             return shared_keys(identity, self._number, self._about)
         if question == "products":
-            return products_reply(self._number, self._content, self._context)
+            return products_reply(self._algorithm, self._number, self._content, self._context)
         bounds = float(self._about["rate-bounds"])  # type: ignore[arg-type]
         policy = Policy(rate_bounds=bounds or None)
         sizes = self._whole("n-clients"), self._whole("cohort-size")
@@ -184,6 +192,8 @@ class _Request:
         if found is not None:
             return map_tensors(lambda t: t.to(self._device), found)
         self._forgot = self._kept is not None and self._tags.used != NEVER
+        if (privacy := self._client.privacy) is not None and privacy.unit == "record":
+            check_memory(self._algorithm, self._problem, task, privacy)
         return self._algorithm.init_memory(self._problem, task)
 
     def _task(self) -> Task:

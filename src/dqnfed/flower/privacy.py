@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, TypeVar
 
 import torch
+from flwr.app import ConfigRecord, Context
 
 from dqnfed.core.tensors import map_tensors
+from dqnfed.secure.accounting import Ledger
 from dqnfed.secure.noise import Privacy as Privacy
 from dqnfed.secure.noise import clipped_rows, noised_rows
 
 U = TypeVar("U", bound=tuple[Any, ...])
+COUNTED = "dqnfed-releases"  # in the state of a client: of the present run
 
 
-def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None) -> U:
-    """Return one client's reply, clipped and, where the noise is its own, with Gaussian noise on every number of it."""
+def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None, *, floor: float = -inf) -> U:
+    """Return one client's reply, clipped and, where the noise is its own, with Gaussian noise on every number of it.
+
+    Where the noise is on its examples' parts, or shares of it are added in the pads' ring, the reply stays as it is.
+    """
+    if privacy.unit == "record" or privacy.noise == "distributed":
+        return update
     rows = map_tensors(lambda t: t[None], update)
-    rows = noised_rows(rows, privacy, generator) if privacy.noise == "local" else clipped_rows(rows, privacy.clip)
+    rows = (
+        noised_rows(rows, privacy, generator, floor=floor)
+        if privacy.noise == "local"
+        else clipped_rows(rows, privacy.clip)
+    )
     return map_tensors(lambda t: t[0], rows)
+
+
+def count_releases(context: Context, run: str, privacy: Privacy, n: int) -> None:
+    """Count what this client releases in a run; raise, before it leaves, where that would exceed the budget."""
+    kept = context.state.get(COUNTED)
+    before: Any = kept["releases"] if isinstance(kept, ConfigRecord) and kept["run"] == run else 0
+    ledger = Ledger(privacy, int(before))
+    ledger.spend(n)
+    context.state[COUNTED] = ConfigRecord({"run": run, "releases": ledger.n_releases})

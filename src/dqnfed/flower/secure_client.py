@@ -12,7 +12,9 @@ from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.tensors import named_tensors
 from dqnfed.flower.records import array_record, named_arrays
 from dqnfed.flower.secure_records import SECURE, kept_reply, padded_content, read_kept, read_query
+from dqnfed.secure.distributed import with_shares
 from dqnfed.secure.keys import Identity, opened, sealed
+from dqnfed.secure.noise import Privacy
 from dqnfed.secure.pads import Message, PadKey, message_of
 from dqnfed.secure.queries import ClientCheck, OwnReply, Refusal, own_products
 from dqnfed.secure.release import FEWEST
@@ -20,6 +22,7 @@ from dqnfed.secure.replies import Like
 from dqnfed.secure.rows import padded_row
 
 ROWS, FACTS, TYPES, USED = (f"dqnfed-secure-{name}" for name in ("rows", "facts", "types", "used"))  # of the state
+MOST_PRODUCTS = 64  # of one row with vectors of the server's choice: as many numbers of it leave its client
 MOST_USED = 4096  # hashes of messages that a client remembers; each is of one message
 
 
@@ -49,6 +52,7 @@ def secure_reply(
     content: RecordDict,
     facts: Mapping[str, Any],
     context: Context,
+    privacy: Privacy | None = None,
 ) -> RecordDict:
     """Return the client's reply under pads; what it replied is kept for the questions of the server's step."""
     secure: Any = content[SECURE]
@@ -63,24 +67,33 @@ def secure_reply(
     rows = {name: t for name, t in named.items() if t.dim() and t.numel()}
     scalars = {name: t for name, t in named.items() if not t.dim()}
     flat = {name: t.detach().double().cpu().reshape(-1).numpy() for name, t in rows.items()}
+    noisy, norms = with_shares(flat, list(scalars), privacy, len(asked))
     with_products = algorithm.needs == "gram"
     padded = {
-        name: padded_row(key, message, name, row, client, with_products=with_products) for name, row in flat.items()
+        name: padded_row(key, message, name, row, client, with_products=with_products, norm=norms.get(name))
+        for name, row in noisy.items()
     }
-    own = OwnReply(client, message, flat, {name: float(t) for name, t in scalars.items()}, _likes(rows))
+    own = OwnReply(client, message, noisy, {name: float(t) for name, t in scalars.items()}, _likes(rows), norms)
     context.state[ROWS], context.state[FACTS] = kept_reply(own)
     context.state[TYPES] = array_record({name: t.new_zeros(0, *t.shape) for name, t in rows.items()})
     return padded_content(scalars, padded, ConfigRecord(dict(facts)))
 
 
-def products_reply(client: int, content: RecordDict, context: Context) -> RecordDict:
-    """Return the products of the client's own row with the vectors of the question."""
+def products_reply(algorithm: AnyAlgorithm, client: int, content: RecordDict, context: Context) -> RecordDict:
+    """Return the products of the client's own row with the vectors of the question; a few of each message."""
     own, _ = _kept(client, context)
+    if algorithm.needs != "gram":
+        raise Refusal(f"the method needs no products, so client {client} gives none.")
     about: Any = content["about"]
     if bytes(about["digest"]) != own.message.digest:
         raise Refusal(f"client {client} did not reply to the message that the question is about.")
     arrays: Any = content[SECURE]
     vectors = named_arrays(arrays)["vectors"]
+    facts: Any = context.state[FACTS]
+    n_asked = int(facts.get("n-products", 0)) + len(vectors)
+    if n_asked > MOST_PRODUCTS:
+        raise Refusal(f"client {client} gives {MOST_PRODUCTS} products of a row at most, but is asked for {n_asked}.")
+    context.state[FACTS] = ConfigRecord({**facts, "n-products": n_asked})
     found = own_products(own.rows[str(about["field"])], vectors)
     return RecordDict({"products": MetricRecord({"values": found.tolist()}), "about": ConfigRecord({"client": client})})
 

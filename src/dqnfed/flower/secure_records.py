@@ -154,6 +154,7 @@ def kept_reply(own: OwnReply) -> tuple[ArrayRecord, ConfigRecord]:
     rows = {name: torch.from_numpy(values) for name, values in own.rows.items()}
     facts: dict[str, Any] = {"digest": own.message.digest, "asked": list(own.message.asked), "is-answered": False}
     facts |= {"scalars": list(own.scalars), "values": list(own.scalars.values())}
+    facts |= {"norm-fields": list(own.norms), "norms": list(own.norms.values())}
     return array_record(rows), ConfigRecord(facts)
 
 
@@ -161,7 +162,8 @@ def read_kept(client: int, rows: ArrayRecord, facts: Any, likes: Mapping[str, Li
     """Return the reply that `kept_reply` packed."""
     message = Message(bytes(facts["digest"]), tuple(int(c) for c in facts["asked"]))
     scalars = dict(zip(map(str, facts["scalars"]), map(float, facts["values"]), strict=True))
-    return OwnReply(client, message, {name: array.numpy() for name, array in rows.items()}, scalars, likes)
+    norms = dict(zip(map(str, facts["norm-fields"]), map(float, facts["norms"]), strict=True))
+    return OwnReply(client, message, {name: array.numpy() for name, array in rows.items()}, scalars, likes, norms)
 
 
 def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Tensor]:

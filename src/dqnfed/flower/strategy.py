@@ -261,10 +261,12 @@ class Strategy(FlowerStrategy):
         """Read the replies, sorted by client; the engine passes them to the method."""
         contents, faults = self._by_client(replies)
         updates: dict[int, Any] = {}
+        releases: dict[int, int] = {}
         for client, content in contents.items():
             try:
                 updates[client] = self._read(content)
-                forgot = bool(checks.record(content, "about", ConfigRecord).get("forgot"))
+                about = checks.record(content, "about", ConfigRecord)
+                forgot, releases[client] = bool(about.get("forgot")), checks.read_releases(about)
             except Exception as error:  # whatever a client sends, the run goes on without it
                 faults[client] = f"its reply is refused: {first_line(error)}"
                 continue
@@ -278,6 +280,7 @@ class Strategy(FlowerStrategy):
             Receipt(*(torch.full((len(kept),), number) for number in self._phase)),
             sorted(faults.items()),
             None if self._secure is None else self._secure.traffic,
+            max([releases[client] for client in kept], default=1),
         )
         return None, MetricRecord({"replies": len(kept), "missing": len(faults)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 FORMATS = ("png", "svg", "pdf")
 # dark enough for text on white, and apart for colour-blind eyes: the page's light palette
 COLOURS = ("#0b5db4", "#9a291e", "#00755d", "#8e4a91", "#946100", "#4a395d", "#c21855", "#2b2f77")
@@ -114,13 +115,11 @@ FIGURES: dict[str, Callable[[Figure, Experiment], None]] = {
 }
 
 
-def write_figure(
-    experiment: Experiment, draw: Callable[[Figure, Experiment], None], stem: Path, formats: Sequence[str]
-) -> list[Path]:
+def write_figure(drawn: T, draw: Callable[[Figure, T], None], stem: Path, formats: Sequence[str]) -> list[Path]:
     """Write one figure in every format beside `stem` and return the files."""
     paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
     for path in paths:
-        write_picture(path, (5.2, 3.3), lambda figure: draw(figure, experiment))
+        write_picture(path, (5.2, 3.3), lambda figure: draw(figure, drawn))
     return paths
 
 

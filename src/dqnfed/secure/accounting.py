@@ -58,23 +58,42 @@ def noise_for(epsilon: float, n_releases: int, delta: float, share: float = 1.0)
 
 
 class Ledger:
-    """The releases of a run so far, and whether one more is within the budget."""
+    """The releases of a run so far, and whether more are within the budget."""
 
-    def __init__(self, privacy: Privacy, n_releases: int = 0) -> None:
+    def __init__(self, privacy: Privacy, n_releases: int = 0, share: float = 1.0) -> None:
         self.privacy, self.n_releases = privacy, n_releases
+        self.share = share  # with which each client takes part, by itself and in secret; 1: no amplification
 
     @property
     def epsilon(self) -> float:
         """What was spent."""
-        return epsilon_spent(self.privacy.noise_multiplier, self.n_releases, self.privacy.delta)
+        return self.after(0)
 
-    def spend(self) -> None:
-        """Count one more release, or raise where it would exceed the budget."""
+    def after(self, n_more: int) -> float:
+        """Return what is spent after so many more releases."""
         privacy = self.privacy
-        after = epsilon_spent(privacy.noise_multiplier, self.n_releases + 1, privacy.delta)
+        return epsilon_spent(privacy.noise_multiplier, self.n_releases + n_more, privacy.delta, self.share)
+
+    def spend(self, n: int = 1) -> None:
+        """Count more releases, or raise where they would exceed the budget."""
+        privacy, after = self.privacy, self.after(n)
         if privacy.epsilon is not None and after > privacy.epsilon:
+            more = "one more" if n == 1 else f"{n} more"
             raise BudgetSpent(
                 f"the privacy budget is spent: epsilon is {self.epsilon:.3f} at delta {privacy.delta:g} after "
-                f"{self.n_releases} releases, and one more would make it {after:.3f}, above {privacy.epsilon:g}"
+                f"{self.n_releases} releases, and {more} would make it {after:.3f}, above {privacy.epsilon:g}"
             )
-        self.n_releases += 1
+        self.n_releases += n
+
+
+def sampling_share(privacy: Privacy, rule: str, participation: float, n_clients: int) -> float:
+    """Return the probability that amplifies: of Poisson sampling, with noise for those who see the models alone.
+
+    With cohorts of a fixed size (`uniform`) nothing is counted: the known bounds are for replacing a client by
+    another, which is another promise with twice the sensitivity. Against a server that gets noisy replies one by one
+    (`local`) nothing is amplified, since it knows who took part, and neither against other clients (`distributed`).
+    """
+    if rule != "poisson" or privacy.noise != "central":
+        return 1.0
+    nobody = (1.0 - participation) ** (n_clients - 1)  # a round without clients releases nothing, which tells that
+    return participation if nobody <= 1e-3 * privacy.delta else 1.0

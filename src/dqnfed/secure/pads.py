@@ -1,11 +1,11 @@
-"""One-time pads: words from ChaCha20 under a key that the server does not have, anew for every message."""
+"""One-time pads: words of AES-128 in counter mode under a key that the server does not have, anew for every message."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from dqnfed.core.tensors import named_tensors
 from dqnfed.secure.ring import Words
 
 KEY_BYTES = 32
+AT_ONCE = 32_768  # words of a pad that are made at a time: they stay in the cache while they are used
+ZEROS = bytes(8 * AT_ONCE)
 
 
 class Message(NamedTuple):
@@ -69,20 +71,33 @@ class PadKey:
 
     def pad(self, message: Message, name: str, client: int, n: int) -> Words:
         """Return the pad of a client's field in the reply to a message, n uniform words."""
-        return self._words((b"pad", message.digest, name.encode(), str(client).encode()), n)
+        found = np.empty(n, dtype=np.uint64)
+        for first, words in self.pieces(message, name, client, n):
+            found[first : first + len(words)] = words
+        return found
+
+    def pieces(self, message: Message, name: str, client: int, n: int) -> Iterator[tuple[int, Words]]:
+        """Give the same pad piece by piece, each with its first place; a piece is overwritten by the next one."""
+        yield from self._pieces((b"pad", message.digest, name.encode(), str(client).encode()), n)
 
     def mask(self, message: Message, name: str, one: int, other: int) -> int:
         """Return the word that two clients add to and subtract from their correction terms."""
         low, high = sorted((one, other))
-        return int(self._words((b"mask", message.digest, name.encode(), f"{low}.{high}".encode()), 1)[0])
+        parts = (b"mask", message.digest, name.encode(), f"{low}.{high}".encode())
+        return next(int(words[0]) for _, words in self._pieces(parts, 1))
 
-    def _words(self, parts: tuple[bytes, ...], n: int) -> Words:
-        """Return n words of the ChaCha20 stream whose key is the hash of the parts under the common key."""
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    def _pieces(self, parts: tuple[bytes, ...], n: int) -> Iterator[tuple[int, Words]]:
+        """Give n words of the counter stream whose key is the hash of the parts under the common key."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-        key = hmac.new(self.secret, _hashed(parts), hashlib.sha256).digest()  # used for this one stream
-        stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-        return np.frombuffer(stream.update(bytes(8 * n)), dtype="<u8").astype(np.uint64, copy=False)
+        key = hmac.new(self.secret, _hashed(parts), hashlib.sha256).digest()[:16]  # used for this one stream
+        stream = Cipher(algorithms.AES128(key), modes.CTR(bytes(16))).encryptor()
+        buffer = bytearray(8 * min(n, AT_ONCE) + 15)  # the library wants a block more than it writes
+        words = np.frombuffer(buffer, dtype="<u8", count=min(n, AT_ONCE)).astype(np.uint64, copy=False)
+        for first in range(0, n, AT_ONCE):
+            size = min(AT_ONCE, n - first)
+            stream.update_into(ZEROS if size == AT_ONCE else ZEROS[: 8 * size], buffer)
+            yield first, words[:size]
 
 
 def check_installed() -> None:

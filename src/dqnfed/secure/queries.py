@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, Cohort
 from dqnfed.core.tensors import named_tensors
+from dqnfed.secure.distributed import check_noise
 from dqnfed.secure.pads import Message, PadKey
 from dqnfed.secure.release import Revealing, check_release
 from dqnfed.secure.replies import Like, SecureReplies, View
@@ -64,6 +65,11 @@ class OwnReply(NamedTuple):
     rows: Mapping[str, FloatArray]  # [n] by field
     scalars: Mapping[str, float]
     likes: Mapping[str, Like]
+    norms: Mapping[str, float] = {}  # that are stated in place of the rows' own
+
+    def norm(self, field: str) -> float:
+        """Return the norm that the server was told."""
+        return self.norms[field] if field in self.norms else unit_row(self.rows[field])[1]
 
 
 @dataclass
@@ -98,8 +104,8 @@ class ClientCheck:
     def _check_claims(self, query: Query, claims: Claims) -> None:
         """Compare the client's own numbers with what the server says they are."""
         place = query.clients.index(self.own.client)
-        for field, row in self.own.rows.items():
-            norm = unit_row(row)[1]
+        for field in self.own.rows:
+            norm = self.own.norm(field)
             if not _close(claims.norms[field][place], norm):
                 raise Refusal(f"the norm of client {self.own.client}'s '{field}' is {norm:g}, not what is claimed.")
             if field in claims.grams and not _close(claims.grams[field][place, place], norm**2):
@@ -126,6 +132,8 @@ class ClientCheck:
                     f"{self.own.client} computes {np.round(mine, 6).tolist()}, asked are {np.round(theirs, 6).tolist()}"
                 ) from None
             try:
+                if self.own.norms:
+                    check_noise(theirs, len(query.message.asked))
                 check_release(theirs, [r.weights * norms for r in claims.released if r.field == query.field])
             except Revealing as revealing:
                 raise Refusal(str(revealing)) from None

@@ -44,7 +44,7 @@ def decoded(words: Words, *, bits: int = FRACTION_BITS) -> FloatArray:
 
 def product(one: Words, other: Words) -> int:
     """Return the inner product in the ring."""
-    return int(np.dot(one, other)) % MODULUS
+    return int((one * other).sum(dtype=np.uint64)) % MODULUS
 
 
 def signed(word: int) -> int:

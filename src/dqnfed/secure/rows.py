@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dqnfed.secure.pads import Message, PadKey
+from dqnfed.secure.pads import AT_ONCE, Message, PadKey
 from dqnfed.secure.ring import (
     FRACTION_BITS,
     MODULUS,
@@ -33,11 +33,6 @@ class PaddedRow(NamedTuple):
     norm: float
 
 
-def pads_of(key: PadKey, message: Message, name: str) -> Pads:
-    """Return the function that makes the pads of a field in the replies to a message."""
-    return lambda client, n: key.pad(message, name, client, n)
-
-
 def unit_row(row: FloatArray) -> tuple[FloatArray, float]:
     """Return a row over its Euclidean norm, and the norm; squares neither overflow nor vanish."""
     largest = float(np.abs(row).max(initial=0.0))
@@ -59,23 +54,35 @@ def padded_row(
     *,
     with_products: bool,
     pads: Pads | None = None,
+    norm: float | None = None,
 ) -> PaddedRow:
     """Return a client's row in the form that the server may see.
 
     With x_k the unit row, r_k the pads and z_kj the masks, the words are x_k + r_k and the correction for client j is
-    x_k.r_j + z_kj, for k < j also + r_k.r_j, for k > j with - z_kj. `pads` replaces the key's own where they are known.
+    x_k.r_j + z_kj, for k < j also + r_k.r_j, for k > j with - z_kj. `pads` replaces the key's own where they are known,
+    `norm` the row's where another one is stated.
     """
-    pads = pads or pads_of(key, message, name)
-    unit, norm = unit_row(row)
-    x, mine = encoded(unit), pads(client, len(row))
+    unit, norm = unit_row(row) if norm is None else (row / norm, norm)
+    x = encoded(unit)
+    words = x + (pads(client, len(row)) if pads else key.pad(message, name, client, len(row)))
     corrections = np.zeros(len(message.asked) if with_products else 0, dtype=np.uint64)
     for place, other in enumerate(message.asked if with_products else ()):
         if other == client:
             continue
-        theirs, mask = pads(other, len(row)), key.mask(message, name, client, other)
-        term = product(x + mine, theirs) + mask if client < other else product(x, theirs) - mask
-        corrections[place] = term % MODULUS
-    return PaddedRow(x + mine, corrections, norm)
+        mine = words if client < other else x
+        mask = key.mask(message, name, client, other)
+        found = product(mine, pads(other, len(row))) if pads else product_with_pad(key, message, name, mine, other)
+        corrections[place] = (found + mask if client < other else found - mask) % MODULUS
+    return PaddedRow(words, corrections, norm)
+
+
+def product_with_pad(key: PadKey, message: Message, name: str, mine: Words, other: int) -> int:
+    """Return the product of words with another client's pad, which is made and used piece by piece."""
+    total, products = 0, np.empty(AT_ONCE, dtype=np.uint64)
+    for first, words in key.pieces(message, name, other, len(mine)):
+        np.multiply(mine[first : first + len(words)], words, out=products[: len(words)])
+        total += int(products[: len(words)].sum())
+    return total % MODULUS
 
 
 def cosines(rows: Sequence[PaddedRow], places: Sequence[int]) -> FloatArray:
@@ -95,11 +102,15 @@ def unpadding(
 ) -> Words:
     """Return the weighted sum of the clients' pads, which a client gives to the server once a message."""
     check_sum(weights)
-    pads = pads or pads_of(key, message, name)
     total = np.zeros(n, dtype=np.uint64)
     for weight, client in zip(weights.view(np.uint64), clients, strict=True):
-        if weight:
+        if not weight:
+            continue
+        if pads is not None:
             total += weight * pads(client, n)
+            continue
+        for first, words in key.pieces(message, name, client, n):
+            total[first : first + len(words)] += weight * words
     return total
 
 

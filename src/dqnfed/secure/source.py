@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort
+from dqnfed.secure.distributed import check_noise
 from dqnfed.secure.pads import Message
 from dqnfed.secure.queries import Claims, Query, Released, same_weights
 from dqnfed.secure.release import check_release
@@ -37,9 +38,11 @@ class PaddedSource:
         updates: Any,  # norms in place of rows
         padded: Mapping[str, Sequence[PaddedRow]],  # by field
         link: Link,
+        *,
+        has_shares: bool = False,  # of noise, in every row
     ) -> None:
         self._message, self._clients, self._updates = message, tuple(clients), updates
-        self._padded, self._link = padded, link
+        self._padded, self._link, self._has_shares = padded, link, has_shares
         self._places = [message.asked.index(client) for client in clients]
         self._norms = {field: np.array([row.norm for row in rows]) for field, rows in padded.items()}
         self._grams: dict[str, FloatArray] = {}
@@ -72,6 +75,8 @@ class PaddedSource:
         for released in self._released:
             if released.field == field and same_weights(released.weights, weights):
                 return released.sum
+        if self._has_shares:
+            check_noise(on_units, len(self._message.asked))
         check_release(on_units, [r.weights * norms for r in self._released if r.field == field])
         whole, scale = whole_weights(on_units)
         query = Query(self._message, field, self._clients, whole, scale)

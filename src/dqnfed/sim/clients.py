@@ -15,8 +15,9 @@ from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
 from dqnfed.core.federation import Examples
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
-from dqnfed.core.tensors import map_tensors, row
-from dqnfed.secure.noise import clipped_rows, noised_rows
+from dqnfed.core.tensors import map_tensors, row, stack
+from dqnfed.secure.noise import released
+from dqnfed.secure.records import step_on_records
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.sampling import drawn_clients
 
@@ -43,6 +44,7 @@ class Answers(NamedTuple):
     memory: Any  # stacked or one by one in a list: what the store keeps for those whose replies are used
     missing: list[tuple[int, str]]  # clients that did not reply, and why
     traffic: Traffic | None = None  # where replies are sent in another form than the method's own
+    releases: int = 1  # of noisy numbers: in how many of them one client or one of its examples had a part
 
 
 class Evaluated(NamedTuple):
@@ -105,6 +107,8 @@ class LocalClients:
 
     def _train(self, setup: Setup, state: State, clients: Tensor, sent: Any, phase: int) -> Answers:
         algorithm, problem, tasks = setup.algorithm, setup.problem, setup.tasks
+        if setup.privacy is not None and setup.privacy.unit == "record":
+            return _trained_on_records(setup, state, clients, sent)
         train = setup.federation.train
         device = problem.theta0.device if train.is_lazy else train.inputs.device
         if (per_client := setup.per_client_runner) is not None:
@@ -125,9 +129,7 @@ class LocalClients:
             _prefetch(setup, state)
         replies = updates if isinstance(updates, Replies) else setup.replies(updates)
         if (privacy := setup.privacy) is not None:
-            plain = replies.updates
-            local = privacy.noise == "local"
-            replies = setup.replies(noised_rows(plain, privacy) if local else clipped_rows(plain, privacy.clip))
+            replies = setup.replies(released(replies.updates, privacy, setup.problem.loss_floor))
         return Answers(clients, replies, memory, [])
 
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
@@ -177,6 +179,17 @@ class LocalClients:
             for name, thetas in islice(each.items(), n_models):
                 found.setdefault(name, []).append(evaluate_personal(problem, thetas, examples, c))
         return {name: connected(parts) for name, parts in found.items()}
+
+
+def _trained_on_records(setup: Setup, state: State, clients: Tensor, sent: Any) -> Answers:
+    """Return the replies of clients that each compute with clipped parts of their examples and noise."""
+    assert setup.privacy is not None
+    found = []
+    for client, task in zip(clients.tolist(), setup.tasks.per_client(clients, state.round), strict=True):
+        memory = state.memory.one(client, task)
+        found.append(step_on_records(setup.algorithm, setup.problem, task, sent, memory, setup.privacy))
+    replies = setup.replies(stack([update for update, _, _ in found]))
+    return Answers(clients, replies, [memory for _, memory, _ in found], [], releases=max(n for _, _, n in found))
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ from dqnfed.core.screening import (
 )
 from dqnfed.core.tensors import all_finite, gather, row
 from dqnfed.secure.accounting import BudgetSpent, Ledger
-from dqnfed.secure.noise import NoisySums
+from dqnfed.secure.noise import NoisySums, SharedNoise
 from dqnfed.secure.release import LostClients, Revealing
 from dqnfed.sim.choice import LAST
 from dqnfed.sim.claims import consistent, remember, to_usual_scale, with_record
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.ending import NOT_FINITE
 from dqnfed.sim.measure import divergence, measured, participant_losses
-from dqnfed.sim.private import overspent
+from dqnfed.sim.private import ledger_of, overspent
 from dqnfed.sim.sampling import clients_of_round
 from dqnfed.sim.selection import watch_validation
 from dqnfed.sim.state import Record, Setup, State
@@ -54,7 +54,7 @@ def run_round(
     before = participant_losses(setup, state, clients)
     record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
-    ledger = None if setup.privacy is None else Ledger(setup.privacy, int(state.totals["releases"]))
+    ledger = ledger_of(setup, state)
     step: ServerStep[Any] = ServerStep(state.server, Status.HOLD)
     if clients.shape[0]:  # where clients are drawn one by one, or are away, a round may have nobody
         step = train_cohort(setup, state, clients, notes, meanwhile, ledger)
@@ -99,11 +99,12 @@ def train_cohort(
     needed = max(1, min(setup.policy.min_replies, clients.shape[0]))  # a method may ask fewer clients than were sampled
     for phase in range(MAX_PHASES):
         sent = algorithm.send(state.server)
-        if ledger is not None and (spent := overspent(ledger)) is not None:
-            state.memory.commit_or_rollback(keep=False)
-            state.server = at_start
-            return ServerStep(at_start, Status.STOP, {}, spent)
+        by_message = ledger is not None and ledger.privacy.unit == "client"
+        if ledger is not None and by_message and (spent := overspent(ledger)) is not None:
+            return _back_at(state, at_start, spent)
         answers = setup.clients.train(setup, state, asked, sent, phase)
+        if ledger is not None and not by_message and (spent := overspent(ledger, answers.releases)) is not None:
+            return _back_at(state, at_start, spent)  # what clients computed stays with them
         if meanwhile is not None:
             meanwhile()
         _note_traffic(setup, state, asked, sent, answers, notes)
@@ -134,6 +135,13 @@ def train_cohort(
             return step
         asked = answers.clients[found.kept]  # a client that is dropped in one phase is not asked in the next
     raise RuntimeError(f"{type(algorithm).__name__} asked for more than {MAX_PHASES} phases in round {state.round}.")
+
+
+def _back_at(state: State, server: Any, reason: str) -> ServerStep[Any]:
+    """Return the end of a run whose present round is not counted."""
+    state.memory.commit_or_rollback(keep=False)
+    state.server = server
+    return ServerStep(server, Status.STOP, {}, reason)
 
 
 def _note_traffic(setup: Setup, state: State, asked: Tensor, sent: Any, answers: Answers, notes: Record) -> None:
@@ -202,9 +210,12 @@ def server_step(
         logger.info("round %d: client %d held, its %s is above %.3g", state.round, int(kept[k]), field, limit)
         notes.setdefault("held", []).append({"client": int(kept[k]), "field": field, "limit": limit})
     if ledger is not None and ledger.privacy.noise == "central":
-        replies = NoisySums(replies.updates, ledger.privacy, ledger.spend)
+        n_expected = setup.participation * federation.n_clients if ledger.share < 1.0 else None
+        replies = NoisySums(replies.updates, ledger.privacy, ledger.spend, n_expected)
     if setup.clients.is_secure:
         replies = replies.for_step(state.server, cohort)
+    if ledger is not None and ledger.privacy.noise == "distributed":
+        replies = SharedNoise(replies, ledger.privacy, ledger.spend)
     return algorithm.server_step(state.server, replies, cohort)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import Algorithm, check_choice, check_range, check_types, check_used
 from dqnfed.core.seeds import numpy_seed_for
 from dqnfed.sim.availability import Trace
+from dqnfed.sim.private import share_of
 from dqnfed.sim.tasks import sampled_clients
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Draw(NamedTuple):
     size: int  # m
     share: float  # participation
     sizes: FloatArray  # [C] training examples
+    is_secret: bool = False  # drawn from the system's generator, for noise that counts on nobody knowing who takes part
 
 
 def drawn_clients(setup: Setup, round: int) -> Tensor:
@@ -110,12 +113,17 @@ def draw_of(setup: Setup, round: int, size: int) -> Draw:
     """Return what the clients of a round are drawn from."""
     trace, n_clients = setup.sampling.trace, setup.federation.n_clients
     online = np.arange(n_clients) if trace is None else trace.online(round, n_clients)
-    return Draw(setup.seed, round, online, size, setup.participation, setup.federation.n_examples.double().numpy())
+    sizes = setup.federation.n_examples.double().numpy()
+    return Draw(setup.seed, round, online, size, setup.participation, sizes, share_of(setup) < 1.0)
 
 
 def poisson_draw(draw: Draw) -> IntArray:
     """Return each of those who are online by itself with probability `share`; that may be nobody."""
-    chances = numpy_seed_for(draw.seed, draw.round, purpose="poisson cohort").random(len(draw.sizes))
+    n = len(draw.sizes)
+    if draw.is_secret:
+        chances = (np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64) >> np.uint64(11)) / 2.0**53
+    else:
+        chances = numpy_seed_for(draw.seed, draw.round, purpose="poisson cohort").random(n)
     return draw.online[chances[draw.online] < draw.share]
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.tensors import gather, named_tensors, tensors
+from dqnfed.secure.distributed import with_shares
+from dqnfed.secure.noise import Privacy
 from dqnfed.secure.pads import Message, PadKey, fresh_nonce, message_of
 from dqnfed.secure.queries import Claims, ClientCheck, OwnReply, Query, Refusal, own_products
 from dqnfed.secure.replies import Like, SecureReplies, View, likes_of, norms_in_place, row_fields
@@ -55,9 +57,10 @@ class SecureClients(LocalClients):
         present = torch.tensor(asked, dtype=torch.long)
         traffic = Traffic()
         if not asked:
-            return Answers(present, None, memory, missing, traffic)
-        replies = secured(self.key, message, asked, updates, setup.algorithm, traffic, self.through)
-        return Answers(present, replies, memory, missing, traffic)
+            return Answers(present, None, memory, missing, traffic, found.releases)
+        known = self.key, message, asked, updates, setup.algorithm, traffic
+        replies = secured(*known, self.through, setup.privacy)
+        return Answers(present, replies, memory, missing, traffic, found.releases)
 
 
 def secured(
@@ -68,17 +71,25 @@ def secured(
     algorithm: AnyAlgorithm,
     traffic: Traffic,
     through: Callable[[Message, Link], Link] = _directly,
+    privacy: Privacy | None = None,
 ) -> SecureReplies[Any]:
     """Return the stacked updates as the server sees them when every client has padded its own."""
     names, likes = row_fields(updates), likes_of(updates)
     named = {name: t.detach().double().cpu().numpy() for name, t in named_tensors(updates).items()}
-    own = [_own_reply(client, message, k, named, names, likes) for k, client in enumerate(clients)]
+    own = [_own_reply(client, message, k, named, likes, privacy) for k, client in enumerate(clients)]
     known: dict[str, Pads] = {name: _kept_pads(key, message, name) for name in names}
     with_products = algorithm.needs == "gram"
     padded = {
         name: [
             padded_row(
-                key, message, name, reply.rows[name], reply.client, with_products=with_products, pads=known[name]
+                key,
+                message,
+                name,
+                reply.rows[name],
+                reply.client,
+                with_products=with_products,
+                pads=known[name],
+                norm=reply.norms.get(name),
             )
             for reply in own
         ]
@@ -89,7 +100,9 @@ def secured(
     link = _InProcess(key, own, [ClientCheck(algorithm, reply) for reply in own], known, traffic)
     traffic.up += sum(_n_bytes(rows) for rows in padded.values())
     traffic.up += WORD * len(clients) * (len(named) - len(names))
-    source = PaddedSource(message, clients, shown, padded, through(message, link))
+    source = PaddedSource(
+        message, clients, shown, padded, through(message, link), has_shares=any(reply.norms for reply in own)
+    )
     return SecureReplies(source, likes, View(shown, tuple(range(len(clients))), {}))
 
 
@@ -128,16 +141,13 @@ def _own_reply(
     message: Message,
     place: int,
     named: Mapping[str, FloatArray],
-    names: Sequence[str],
     likes: Mapping[str, Like],
+    privacy: Privacy | None,
 ) -> OwnReply:
-    return OwnReply(
-        client,
-        message,
-        {name: named[name][place].reshape(-1) for name in names},
-        {name: float(values[place]) for name, values in named.items() if values.ndim == 1},
-        likes,
-    )
+    scalars = {name: float(values[place]) for name, values in named.items() if values.ndim == 1}
+    rows = {name: named[name][place].reshape(-1) for name in likes}
+    noisy, norms = with_shares(rows, list(scalars), privacy, len(message.asked))
+    return OwnReply(client, message, noisy, scalars, likes, norms)
 
 
 def _kept_pads(key: PadKey, message: Message, name: str) -> Pads:

@@ -21,7 +21,7 @@ from dqnfed.experiments.experiment import run_experiment
 from dqnfed.experiments.private import privacy_of
 from dqnfed.flower.in_process import run_in_process
 from dqnfed.secure.accounting import epsilon_spent
-from dqnfed.secure.noise import Privacy, clipped_rows, noised_rows, standard_normal
+from dqnfed.secure.noise import NoisySums, Privacy, clipped_rows, noised_rows, standard_normal
 from tests.helpers.bowls import BOWLS, Case
 from tests.helpers.turns import relative_distance
 
@@ -157,13 +157,33 @@ def test_a_budget_alone_sets_the_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("changes", "why"),
     [
-        ("privacy.unit='record'", "'record' is not provided"),
-        ("privacy.noise='distributed'", "'distributed' is not provided"),
-        ("privacy.epsilon=1.0", "need `privacy.clip`"),
+        (["privacy.unit='record'", "privacy.clip=1.0", "privacy.noise='central'"], "use 'local'"),
+        (["privacy.epsilon=1.0"], "need `privacy.clip`"),
+        (["privacy.epsilon=1.0", "privacy.level=2"], "the server together with clients"),
     ],
 )
-def test_what_is_not_provided_is_refused_by_name(change: str, why: str) -> None:
+def test_what_is_not_provided_is_refused_by_name(changes: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        run_experiment(read_config("bowls", [change]), None)
+        run_experiment(read_config("bowls", changes), None)
+
+
+def test_poisson_cohorts_are_secret_and_amplify(case: Case) -> None:
+    """With the same seed two runs ask other clients, and epsilon is that of Poisson sampling."""
+    privacy = Privacy(clip=0.01, noise_multiplier=1.0, noise="central", delta=0.5)  # so that six clients are enough
+    method, share, rounds = FedAvg(weighting="uniform"), 0.9, 6
+    runs = [noisy(method, case, privacy, rounds, participation=share, sampling="poisson") for _ in range(3)]
+    assert len({str([record["clients"] for record in found.history]) for found in runs}) > 1
+    released = sum(record["releases"] for record in runs[0].history[1:])
+    assert runs[0].summary["privacy"]["sampling_share"] == share
+    assert runs[0].summary["privacy"]["epsilon"] == pytest.approx(epsilon_spent(1.0, released, 0.5, share))
+    with pytest.raises(ValueError, match="needs equal weights"):
+        noisy(FedAvg(), case, privacy, rounds, participation=share, sampling="poisson")
+
+
+def test_a_sum_over_a_poisson_cohort_is_over_the_expected_number() -> None:
+    """What it gives does not tell how many took part: three clients of five expected."""
+    update = FedAvg.info.replies[0](torch.ones(3, 2, dtype=torch.float64))
+    sums = NoisySums(update, Privacy(clip=10.0, noise="central"), lambda: None, n_expected=5.0)
+    torch.testing.assert_close(sums.combine("delta", torch.full((3,), 1 / 3)), torch.full((2,), 3 / 5).double())
