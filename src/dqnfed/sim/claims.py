@@ -74,6 +74,7 @@ def consistent(
         state.claims, lengths, UNCHECKED_LENGTH * float(np.median(lengths)), clients
     )
     out = consistency.inconsistent(state.claims, cohort, share)
+    state.claims = consistency.with_absence(state.claims, out, cohort)
     if not out.any():
         return found, claims
     for client in clients[torch.from_numpy(out)].tolist():
