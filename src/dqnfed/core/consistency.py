@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort, Info
 from dqnfed.core.replies import FloatArray, Replies
+from dqnfed.core.sketches import SketchState, no_sketches
 from dqnfed.maths.gramian import cross_products
 
 ROWS = ("delta", "gradient")  # the fields along which a client's own loss falls
@@ -48,6 +49,7 @@ class ConsistencyState(NamedTuple):
     clear: Tensor  # [C]   whether this round alone shows that the client is inconsistent
     caught: Tensor  # [C]  how often it was left out for that
     until: Tensor  # [C]   the round before which it stays left out
+    sketches: SketchState  # of the rows
 
 
 def no_claims(n_clients: int) -> ConsistencyState:
@@ -58,7 +60,8 @@ def no_claims(n_clients: int) -> ConsistencyState:
     never = torch.zeros(n_clients, dtype=torch.int64)
     losses_slopes = (unknown, next(unknowns))
     return ConsistencyState(
-        torch.zeros(0), *losses_slopes, *nothing, *unknowns, torch.zeros(n_clients, dtype=torch.bool), never, never.clone()
+        torch.zeros(0), *losses_slopes, *nothing, *unknowns, torch.zeros(n_clients, dtype=torch.bool), never, never.clone(),
+        no_sketches(n_clients),
     )
 
 
@@ -146,6 +149,16 @@ def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArr
     out = np.zeros(len(faults), dtype=np.bool_)
     out[worst[faults[worst] > 1.0]] = True
     return out
+
+
+def with_turned(state: ConsistencyState, turned: NDArray[np.bool_], clients: Tensor) -> ConsistencyState:
+    """Return the record in which rows that have turned as no other client's are a fault that this round alone shows."""
+    there = clients[torch.from_numpy(turned)]
+    return state._replace(
+        faults=state.faults.index_fill(0, there, WORST),
+        weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0)),
+        clear=state.clear.index_fill(0, there, True),
+    )
 
 
 def with_absence(state: ConsistencyState, out: NDArray[np.bool_], cohort: Cohort) -> ConsistencyState:
