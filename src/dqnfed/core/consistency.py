@@ -24,6 +24,7 @@ from dqnfed.maths.gramian import cross_products
 ROWS = ("delta", "gradient")  # the fields along which a client's own loss falls
 FEW = 3  # clients; among fewer there is no majority to compare with
 LEAST = 0.8  # of what is said did not happen; honest: 0.4 with gradients; a reversed row is above 1
+AHEAD = 4.0  # times what the others are ahead of what they say, and of all that they say, at least
 MOST = 8.0  # times more happened than is said; honest: 5 with local SGD, whose rows are short where a model soon fits
 SLIGHT = 0.5  # of the cohort's median change: what is not said counts as a share of so much at least
 USUAL = 0.2  # the cohort's median share: a round above it says less about a single client, one below it enough
@@ -60,7 +61,13 @@ def no_claims(n_clients: int) -> ConsistencyState:
     never = torch.zeros(n_clients, dtype=torch.int64)
     losses_slopes = (unknown, next(unknowns))
     return ConsistencyState(
-        torch.zeros(0), *losses_slopes, *nothing, *unknowns, torch.zeros(n_clients, dtype=torch.bool), never, never.clone(),
+        torch.zeros(0),
+        *losses_slopes,
+        *nothing,
+        *unknowns,
+        torch.zeros(n_clients, dtype=torch.bool),
+        never,
+        never.clone(),
         no_sketches(n_clients),
     )
 
@@ -219,6 +226,8 @@ def fault_sizes(
     least = max(SLIGHT * usual, np.finfo(np.float64).tiny)  # a row across the step says little about a small change
     share = unexplained / np.where(known, np.maximum(size * ratio, least), 1.0)
     spread = float(np.median(np.abs(share[known])))
-    found = np.where(telling & (share < 0.0), -share / MOST, np.abs(share) / LEAST)
+    ahead = float(np.quantile(-share[telling], 0.75))
+    most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
+    found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     found = np.where(known & (np.abs(unexplained) > small), np.minimum(found, WORST), 0.0)
     return found, np.where(known, USUAL / max(spread, USUAL), 0.0)

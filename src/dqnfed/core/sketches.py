@@ -32,7 +32,9 @@ class SketchState(NamedTuple):
 def no_sketches(n_clients: int) -> SketchState:
     """Return the record before the first round."""
     rows = torch.zeros(n_clients, KEPT, LENGTH, dtype=torch.float64)
-    return SketchState(rows, torch.full((n_clients, KEPT), torch.nan, dtype=torch.float64), rows.new_zeros(n_clients).long())
+    return SketchState(
+        rows, torch.full((n_clients, KEPT), torch.nan, dtype=torch.float64), rows.new_zeros(n_clients).long()
+    )
 
 
 def sketched(rows: Tensor) -> Tensor:
@@ -74,5 +76,9 @@ def with_rows(state: SketchState, found: Tensor, model: float, clients: Tensor) 
     is_new = state.models[clients, 0].isnan()
     places = torch.where(is_new, 0, state.newest[clients] % (KEPT - 1) + 1)
     rows, models, newest = state.rows.clone(), state.models.clone(), state.newest.clone()
-    rows[clients, places], models[clients, places], newest[clients] = found, torch.tensor(model).double(), places
+    rows[clients, places], models[clients, places], newest[clients] = (
+        found,
+        torch.tensor(model, dtype=torch.float64),
+        places,
+    )
     return SketchState(rows, models, newest)

@@ -158,7 +158,14 @@ def drop_outlier_rows(
 
 
 def bounded_by_others(
-    M: FloatArray, d: FloatArray, kept: BoolArray, *, ridge: float = 1e-6, n_most: int, stretch: float, n_halvings: int = 8
+    M: FloatArray,
+    d: FloatArray,
+    kept: BoolArray,
+    *,
+    ridge: float = 1e-6,
+    n_most: int,
+    stretch: float,
+    n_halvings: int = 8,
 ) -> FloatArray:
     """Return the rates with which no row makes the "at least" step more than `stretch` times as long as without it.
 
