@@ -223,7 +223,8 @@ def fault_sizes(
     unexplained = np.where(known, np.abs(mean) * ratio - np.sign(mean) * change, 0.0)
     usual = float(np.median(np.abs(change[known])))
     small = max(0.1 * usual, rounding)
-    least = max(SLIGHT * usual, np.finfo(np.float64).tiny)  # a row across the step says little about a small change
+    tiny = np.finfo(np.float64).tiny  # beside the step a row says little about a small change
+    least = np.where(telling, tiny, max(SLIGHT * usual, tiny))
     share = unexplained / np.where(known, np.maximum(size * ratio, least), 1.0)
     spread = float(np.median(np.abs(share[known])))
     ahead = float(np.quantile(-share[telling], 0.75))

@@ -91,6 +91,8 @@ class Strategy(FlowerStrategy):
         self.result: RunResult | None = None
         self._problem, self._seed, self._participation = problem, seed, participation
         self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
+        if self._policy.on_worse is None:  # clients elsewhere are not known to be honest
+            self._policy = replace(self._policy, on_worse="best")
         self._cohort_size = cohort_size(participation, n_clients)
         check_min_replies(self._policy, self._cohort_size)  # before clients are waited for
         self._faster = acceleration()
