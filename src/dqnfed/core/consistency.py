@@ -32,7 +32,7 @@ MEMORY = 0.7  # of the weight of a round in the next one
 WORST = 2.0 / LEAST  # one round counts for so much at most
 START = 1.5  # times the median of the first losses: at the first model nobody has been served better than another
 GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
-CLEAR = 1.5  # faults of one round above this are remembered; an honest client is seldom there
+CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
 LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
 

@@ -109,6 +109,9 @@ def _without_replays(
     for client in clients[torch.from_numpy(again)].tolist():
         logger.warning("round %d: client %d dropped, its %s", state.round, client, sketches.REPLAYED)
         notes["dropped"].append({"client": client, "why": sketches.REPLAYED})
+    there = torch.zeros(len(record.clear), dtype=torch.bool).index_fill(0, clients[torch.from_numpy(again)], True)
+    cohort = Cohort(clients, clients, len(record.clear), state.round)
+    state.claims = consistency.with_absence(record._replace(clear=there), again, cohort)
     stay = torch.from_numpy(np.flatnonzero(~again))
     return Screened(found.kept[stay], found.factors[stay], found.dropped)
 
