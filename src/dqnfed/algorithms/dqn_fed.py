@@ -256,7 +256,7 @@ class DQNFed(DescentSettings):
         kept = everybody
         if self.drop_share:
             kept = self.parts.trust.without_outliers(server.trust, rows.gram, rows.rates, cohort, self.ridge)
-            if self.step != "curvature":  # a client with a low rate would shorten the step instead
+            if not self.parts.length.uses_curvature:  # by which a client with a low rate would shorten the step
                 rows = rows._replace(rates=self.parts.trust.bounded(rows.gram, rows.rates, kept, cohort, self.ridge))
         if self.beyond == "mean":
             return common_weights(rows.gram, rows.rates, rows.losses, kept, ridge=self.ridge)

@@ -14,16 +14,22 @@ from torch import Tensor
 from dqnfed.sim.state import Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
-MOST = 3.0  # times the median change of a loss: a client's change counts for so much
+MANY = 5  # clients; among fewer there is no majority against a false loss
 
 
 def mean_change(losses: Tensor, start: Tensor) -> float:
-    """Return the clients' mean change of loss since the start, no change counting for more than `MOST` medians."""
+    """Return the clients' mean change of loss since the start, such that no single client decides on its sign.
+
+    The largest gain does not count, and no change counts for more than 0.6 times as many medians as there are clients;
+    of fewer than five clients everybody's counts, for one median at most.
+    """
     change = (losses - start)[losses.isfinite() & start.isfinite()]
     if not len(change):
         return 0.0
-    most = MOST * float(change.abs().median())
-    return float(change.clamp(-most, most).mean())
+    many = len(change) >= MANY
+    most = (0.6 * len(change) if many else 1.0) * float(change.abs().median())
+    counted = change.sort()[0][1:] if many else change
+    return float(counted.clamp(-most, most).mean())
 
 
 def watch_end(setup: Setup, state: State, theta: Tensor) -> None:
