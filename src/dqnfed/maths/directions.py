@@ -183,7 +183,7 @@ def bounded_by_others(
     for _ in range(n_most if kept.sum() > FEW_ROWS else 0):
         weights, square = squared(d, kept)
         active = np.flatnonzero(weights > 0.0)
-        if not np.isfinite(square) or len(active) < 2:
+        if not np.isfinite(square) or not len(active):
             break
         without = {int(k): squared(d, kept & (np.arange(len(d)) != k)) for k in active}
         k = min(without, key=lambda row: without[row][1])

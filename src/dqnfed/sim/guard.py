@@ -20,14 +20,14 @@ MANY = 5  # clients; among fewer there is no majority against a false loss
 def mean_change(losses: Tensor, start: Tensor) -> float:
     """Return the clients' mean change of loss since the start, such that no single client decides on its sign.
 
-    The largest gain does not count, and no change counts for more than 0.6 times as many medians as there are clients;
+    The largest gain does not count, and no change counts for more than half as many medians as there are clients;
     of fewer than five clients everybody's counts, for one median at most.
     """
     change = (losses - start)[losses.isfinite() & start.isfinite()]
     if not len(change):
         return 0.0
     many = len(change) >= MANY
-    most = (0.6 * len(change) if many else 1.0) * float(change.abs().median())
+    most = (0.5 * len(change) if many else 1.0) * float(change.abs().median())
     counted = change.sort()[0][1:] if many else change
     return float(counted.clamp(-most, most).mean())
 
