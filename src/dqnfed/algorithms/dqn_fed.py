@@ -204,6 +204,7 @@ class DQNFed(DescentSettings):
         if self.drop_share:
             server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
             replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
+            cohort = trust.believed(cohort)
         replies = self._bounded(replies, server.theta) if self.local == "sgd" else replies
         losses = replies.scalars("loss")
         if len(server.votes.clients):
@@ -257,6 +258,8 @@ class DQNFed(DescentSettings):
         kept = everybody
         if self.drop_share:
             kept = self.parts.trust.without_outliers(server.trust, rows.gram, rows.rates, cohort, self.ridge)
+            if not self.parts.length.uses_curvature:  # by which a client with a low rate would shorten the step
+                rows = rows._replace(rates=self.parts.trust.bounded(rows.gram, rows.rates, kept, cohort, self.ridge))
         if self.beyond == "mean":
             return common_weights(rows.gram, rows.rates, rows.losses, kept, ridge=self.ridge)
         weights, served = serving_weights(rows.gram, rows.rates, kept, rows.K, ridge=self.ridge)

@@ -18,17 +18,22 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort, Info
 from dqnfed.core.replies import FloatArray, Replies
+from dqnfed.core.sketches import SketchState, no_sketches
 from dqnfed.maths.gramian import cross_products
 
 ROWS = ("delta", "gradient")  # the fields along which a client's own loss falls
 FEW = 3  # clients; among fewer there is no majority to compare with
 LEAST = 0.8  # of what is said did not happen; honest: 0.4 with gradients; a reversed row is above 1
+AHEAD = 4.0  # times what the others are ahead of what they say, and of all that they say, at least
 MOST = 8.0  # times more happened than is said; honest: 5 with local SGD, whose rows are short where a model soon fits
+SLIGHT = 0.5  # of the cohort's median change: what is not said counts as a share of so much at least
 USUAL = 0.2  # the cohort's median share: a round above it says less about a single client, one below it enough
 MEMORY = 0.7  # of the weight of a round in the next one
 WORST = 2.0 / LEAST  # one round counts for so much at most
-START = 3.0  # times the median of the first losses: at the first model nobody has been served better than another
+START = 1.5  # times the median of the first losses: at the first model nobody has been served better than another
 GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
+CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
+LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
 
 
@@ -42,14 +47,28 @@ class ConsistencyState(NamedTuple):
     weights: Tensor  # [C] of the rounds in it
     starts: Tensor  # [C]  the first losses
     lengths: Tensor  # [C] usual lengths of the rows, which grow by `GROWTH` a round at most
+    clear: Tensor  # [C]   whether this round alone shows that the client is inconsistent
+    caught: Tensor  # [C]  how often it was left out for that
+    until: Tensor  # [C]   the round before which it stays left out
+    sketches: SketchState  # of the rows
 
 
 def no_claims(n_clients: int) -> ConsistencyState:
     """Return the record before the first round."""
     unknown = torch.full((n_clients,), torch.nan, dtype=torch.float64)
     zeros = torch.zeros_like(unknown)
+    unknowns, nothing = (unknown.clone() for _ in range(3)), (zeros.clone() for _ in range(2))
+    never = torch.zeros(n_clients, dtype=torch.int64)
+    losses_slopes = (unknown, next(unknowns))
     return ConsistencyState(
-        torch.zeros(0), unknown, unknown.clone(), zeros, zeros.clone(), unknown.clone(), unknown.clone()
+        torch.zeros(0),
+        *losses_slopes,
+        *nothing,
+        *unknowns,
+        torch.zeros(n_clients, dtype=torch.bool),
+        never,
+        never.clone(),
+        no_sketches(n_clients),
     )
 
 
@@ -107,6 +126,7 @@ def judged(
     """Return the record with the faults of this cohort's replies."""
     clients = cohort.clients
     faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
+    clear = np.zeros(len(faults), dtype=np.bool_)
     if len(state.theta):
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
@@ -115,20 +135,52 @@ def judged(
         total = weights + weight
         faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
         faults = np.where(weight == 1.0, np.maximum(faults, found), faults)  # a clear round needs no second one
-        weights = total
+        weights, clear = total, (weight == 1.0) & (found > CLEAR)
     return state._replace(
+        clear=torch.zeros_like(state.clear).index_copy(0, clients, torch.from_numpy(clear)),
         faults=state.faults.index_copy(0, clients, torch.from_numpy(faults)),
         weights=state.weights.index_copy(0, clients, torch.from_numpy(weights)),
     )
 
 
 def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArray[np.bool_]:
-    """Return which clients of the cohort are left out: the most inconsistent ones, as many as may be."""
-    faults = (state.faults * state.weights.clamp(max=1.0))[cohort.clients].numpy()  # old and vague evidence fades
+    """Return which clients of the cohort are left out: the most inconsistent ones, as many as may be.
+
+    Those that were left out before are among them for a while.
+    """
+    clients = cohort.clients
+    faults = (state.faults * state.weights.clamp(max=1.0))[clients].numpy()  # old and vague evidence fades
+    waits = (state.until > cohort.round)[clients].numpy()
+    faults = np.where(waits, np.maximum(faults, 1.0 + state.caught[clients].numpy()), faults)
     worst = np.argsort(-faults, kind="stable")[: may_drop(share, len(faults))]
     out = np.zeros(len(faults), dtype=np.bool_)
     out[worst[faults[worst] > 1.0]] = True
     return out
+
+
+def with_turned(state: ConsistencyState, turned: NDArray[np.bool_], clients: Tensor) -> ConsistencyState:
+    """Return the record in which rows that have turned as no other client's are a fault that this round alone shows."""
+    there = clients[torch.from_numpy(turned)]
+    return state._replace(
+        faults=state.faults.index_fill(0, there, WORST),
+        weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0)),
+        clear=state.clear.index_fill(0, there, True),
+    )
+
+
+def with_absence(state: ConsistencyState, out: NDArray[np.bool_], cohort: Cohort) -> ConsistencyState:
+    """Return the record after clients were left out: who is caught again stays out twice as long.
+
+    A client that lies in turns would else be back for every second lie; one that was caught by mistake is soon back.
+    """
+    clients = cohort.clients
+    again = torch.from_numpy(out) & state.clear[clients]
+    caught = state.caught[clients] + again.long()
+    until = cohort.round + 1 + 2 ** caught.clamp(max=LONGEST_ABSENCE)
+    return state._replace(
+        caught=state.caught.index_copy(0, clients, caught),
+        until=state.until.index_copy(0, clients, torch.where(again, until, state.until[clients])),
+    )
 
 
 def with_claims(
@@ -169,9 +221,14 @@ def fault_sizes(
     if not ratio > 0.0:
         return nothing, nothing
     unexplained = np.where(known, np.abs(mean) * ratio - np.sign(mean) * change, 0.0)
-    small = max(0.1 * float(np.median(np.abs(change[known]))), rounding)
-    share = unexplained / np.maximum(np.where(known, size * ratio, 1.0), np.finfo(np.float64).tiny)
+    usual = float(np.median(np.abs(change[known])))
+    small = max(0.1 * usual, rounding)
+    tiny = np.finfo(np.float64).tiny  # beside the step a row says little about a small change
+    least = np.where(telling, tiny, max(SLIGHT * usual, tiny))
+    share = unexplained / np.where(known, np.maximum(size * ratio, least), 1.0)
     spread = float(np.median(np.abs(share[known])))
-    found = np.where(telling & (share < 0.0), -share / MOST, np.abs(share) / LEAST)
+    ahead = float(np.quantile(-share[telling], 0.75))
+    most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
+    found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     found = np.where(known & (np.abs(unexplained) > small), np.minimum(found, WORST), 0.0)
-    return found, np.where(known, min(1.0, (USUAL / max(spread, USUAL)) ** 2), 0.0)
+    return found, np.where(known, USUAL / max(spread, USUAL), 0.0)

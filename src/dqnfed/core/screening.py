@@ -41,12 +41,15 @@ class Policy:
     rate_bounds: float | None = None  # replaces the method's own `rate_bounds` where it has any; None: as it is there
     scalar_bounds: float | None = None  # on reported losses, rates, curvatures: times their median; None: no bound
     max_size_ratio: float = 100.0  # times the median of claimed sizes; a deployed client's weight is held there; >= 1
+    on_worse: str | None = None  # best | last: the model of a run that ends above its start; None: best on Flower
     drop_share: float | None = None  # likewise: share of a cohort that may be left out for inconsistent replies
 
     def __post_init__(self) -> None:
         check_types(self)
         check_choice(self, "on_nonfinite", ("drop", "fail"))
         check_choice(self, "on_missing", ("proceed", "fail"))
+        if self.on_worse is not None:
+            check_choice(self, "on_worse", ("best", "last"))
         check_range(self, "timeout", low=0.0, open_low=True)
         if self.rate_bounds is not None:
             check_range(self, "rate_bounds", low=1.0)

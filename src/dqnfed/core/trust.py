@@ -17,12 +17,13 @@ from torch import Tensor
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.consistency import FEW, may_drop
 from dqnfed.core.replies import FloatArray, Replies
-from dqnfed.maths.directions import drop_outlier_rows
+from dqnfed.maths.directions import bounded_by_others, drop_outlier_rows
 from dqnfed.maths.solvers import BoolArray
 from dqnfed.maths.step_length import rate_excess, trapezoid_shortfall
 
 MAX_SHORTFALL = 0.5  # honest clients stay below 0.3 on networks, a reversed gradient is above 1 where slopes agree
 AGREES = 0.3  # of its size and the cohort's: by so much a curvature may differ from what the gradients show
+STRETCH = 1.5  # times the length of the step without a client: it is no longer for any client's sake
 JUMP = 30.0  # times the cohort's median change: no loss changes so much a short way ahead
 OK, LOSS, RATE, CONFLICT = range(4)  # verdicts
 REASONS = (
@@ -121,6 +122,23 @@ class Trust:
             return np.ones(len(rates), dtype=np.bool_)
         share = n_more / len(rates)
         return drop_outlier_rows(M, rates, ridge=ridge, max_share=share, stretch=self.drop_stretch)
+
+    def bounded(self, M: FloatArray, rates: FloatArray, kept: BoolArray, cohort: Cohort, ridge: float) -> FloatArray:
+        """Return the rates with which no client makes the step `STRETCH` times as long as it is without this client."""
+        return bounded_by_others(M, rates, kept, ridge=ridge, n_most=self._may_drop(cohort), stretch=STRETCH)
+
+    def only_left_out(self, before: Tensor, now: Tensor) -> bool:
+        """Return whether two cohorts differ by no more clients than may be left out."""
+        return (
+            self.drop_share > 0.0
+            and len(before) > 0
+            and int((before ^ now).sum()) <= may_drop(self.drop_share, len(now))
+        )
+
+    def believed(self, cohort: Cohort) -> Cohort:
+        """Return the cohort as all clients of a federation, where no more of it are missing than may be left out."""
+        n = len(cohort.clients)
+        return cohort._replace(n_clients=n) if cohort.n_clients - n <= may_drop(self.drop_share, n) else cohort
 
     def record_claims(
         self, state: TrustState, replies: Replies[Any], cohort: Cohort, u: Tensor, conflicting: Tensor

@@ -8,6 +8,8 @@ CLIENTS = "clients"
 CHECKS, ATTACKS = "tests/unit/flower/test_checks.py", "tests/unit/flower/test_attacks.py"
 SCREENING, CONSISTENCY = "tests/unit/core/test_screening.py", "tests/unit/core/test_consistency.py"
 TRUST, FAULTS, FUZZ = "tests/unit/core/test_trust.py", "tests/unit/flower/test_faults.py", "tests/fuzz/test_replies.py"
+SKETCHES, GUARD = "tests/unit/core/test_sketches.py", "tests/unit/sim/test_guard.py"
+DIRECTIONS = "tests/unit/maths/test_bounded_rates.py"
 
 STATISTICS = "tests/unit/data/test_statistics.py"
 
@@ -104,6 +106,43 @@ RULES = (
         "off; new apps: 0.2",
         "`policy.drop_share`",
         f"{CONSISTENCY}::test_a_false_row_is_found",
+    ),
+    Rule(
+        CLIENTS,
+        "who is caught so by one round alone stays out for two rounds, and twice as long each further time, 64 at most",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{CONSISTENCY}::test_who_is_caught_again_stays_out_longer",
+    ),
+    Rule(
+        CLIENTS,
+        "a row that its client has sent before, for another model, is refused (the first one and the newest seven)",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{SKETCHES}::test_a_row_that_was_sent_for_another_model_is_a_replay_and_at_the_same_model_it_is_none",
+    ),
+    Rule(
+        CLIENTS,
+        "a client whose row has turned since the last round as no other client's has is left out",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{SKETCHES}::test_who_turns_alone_is_seen_and_who_turns_with_all_others_is_not",
+    ),
+    Rule(
+        CLIENTS,
+        "no client makes a step learnt from votes (dqn-fed, adafed) more than 1.5 times as long as the others alone "
+        "would; else it is given a lower rate",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{DIRECTIONS}::test_no_row_makes_the_step_far_longer_than_the_others_alone",
+    ),
+    Rule(
+        CLIENTS,
+        "a run whose clients' losses are above those of the start at the end keeps its best evaluated model; no single "
+        "client's loss decides",
+        "best (in simulation: last)",
+        "`policy.on_worse`",
+        f"{GUARD}::test_a_run_that_gets_worse_keeps_its_best_evaluated_model",
     ),
     Rule(
         CLIENTS,

@@ -124,6 +124,9 @@ def compatible_rows(
     return np.ones(len(d), dtype=np.bool_)
 
 
+FEW_ROWS = 3  # of so few none is usual
+
+
 def drop_outlier_rows(
     M: FloatArray, d: FloatArray, *, ridge: float = 1e-6, rtol: float = 1e-12, max_share: float = 0.2, stretch: float
 ) -> BoolArray:
@@ -152,6 +155,47 @@ def drop_outlier_rows(
         kept = kept & (np.arange(len(d)) != k)
         (weights, square), n_left = without[k], n_left - 1
     return kept
+
+
+def bounded_by_others(
+    M: FloatArray,
+    d: FloatArray,
+    kept: BoolArray,
+    *,
+    ridge: float = 1e-6,
+    n_most: int,
+    stretch: float,
+    n_halvings: int = 8,
+) -> FloatArray:
+    """Return the rates with which no row makes the "at least" step more than `stretch` times as long as without it.
+
+    The rate of the row that lengthens the step most is lowered, to what the others' step gives it at the least; of at
+    most `n_most` rows. Nothing is changed where no step serves all kept rows.
+    """
+    d = np.asarray(d, dtype=np.float64).copy()
+
+    def squared(rates: FloatArray, rows: BoolArray) -> tuple[FloatArray, float]:
+        weights = np.zeros(len(rates))
+        found = at_least_weights(M[np.ix_(rows, rows)], rates[rows], ridge=ridge)
+        weights[rows] = found.weights
+        return weights, float(weights @ M @ weights) if found.feasible else np.inf
+
+    for _ in range(n_most if kept.sum() > FEW_ROWS else 0):
+        weights, square = squared(d, kept)
+        active = np.flatnonzero(weights > 0.0)
+        if not np.isfinite(square) or not len(active):
+            break
+        without = {int(k): squared(d, kept & (np.arange(len(d)) != k)) for k in active}
+        k = min(without, key=lambda row: without[row][1])
+        longest = stretch**2 * without[k][1]
+        if not square > longest:
+            break
+        low, high = min(float(M[k] @ without[k][0]), d[k]), d[k]
+        for _ in range(n_halvings):
+            d[k] = 0.5 * (low + high)
+            low, high = (d[k], high) if squared(d, kept)[1] <= longest else (low, d[k])
+        d[k] = low
+    return d
 
 
 def gram_schmidt_step(G: Tensor, d: Tensor) -> GramSchmidtStep:

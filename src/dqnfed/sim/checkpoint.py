@@ -20,6 +20,7 @@ from dqnfed.sim.state import Known, Record, State
 logger = logging.getLogger("dqnfed")
 CLAIMS = "claims."  # before those of the consistency check
 LOSSES = "losses."  # before the known training losses at the present model
+GUARD = "guard."  # before those of the model that a run falls back to
 KEPT = "kept."  # before the names of the tensors of the best model
 N_KEPT = 2  # checkpoints: one may be damaged
 
@@ -31,6 +32,7 @@ def save_checkpoint(run: Path, state: State, identity: Record, lengths: Mapping[
     named.update(state.memory.named())
     if state.claims is not None:
         named.update(named_tensors(state.claims, CLAIMS))
+    named.update({f"{GUARD}{name}": tensor for name, tensor in state.guard.items()})
     named.update({f"{KEPT}{name}": tensor for name, tensor in state.kept.items()})
     folder, tensor_file = run / "checkpoint", f"state-{state.round}.safetensors"
     facts = {
@@ -155,5 +157,6 @@ def _fill(state: State, facts: Record, named: dict[str, torch.Tensor], algorithm
     state.start, state.stopped, state.best = facts["start"], facts["stopped"], facts["best"]
     choice = facts["choice"]
     state.choice = Choice(**{**choice, "recent": tuple(choice["recent"])})
+    state.guard = {name.removeprefix(GUARD): tensor for name, tensor in named.items() if name.startswith(GUARD)}
     kept = {name.removeprefix(KEPT): tensor for name, tensor in named.items() if name.startswith(KEPT)}
     state.kept = {name: tensor.to(state.server.theta.device) for name, tensor in kept.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dqnfed.core import consistency
+from dqnfed.core import consistency, sketches
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray
 from dqnfed.core.screening import (
@@ -61,6 +61,9 @@ def consistent(
     replies = answers.replies
     if not share or replies is None or not (field := consistency.checked_field(info, replies)) or not len(found.kept):
         return found, None
+    found = _without_replays(setup, state, answers, found, field, notes)
+    if not len(found.kept):
+        return found, None
     clients = answers.clients[found.kept]
     lengths = kept_lengths(replies, found, field)
     found = clip_unusual(replies, found, setup.policy, field, usual_lengths(state, clients))
@@ -68,12 +71,14 @@ def consistent(
     sizes = setup.federation.n_examples[clients]
     cohort = Cohort(clients, sizes, setup.federation.n_clients, state.round, found.factors)
     claims = Claims(usable.rows(field), consistency.reported_losses(usable, state.losses.at(clients), cohort), cohort)
-    before = state.claims or consistency.no_claims(setup.federation.n_clients)
+    before = _record(setup, state)
     state.claims = consistency.judged(before, *claims[:2], state.server.theta, cohort)
+    state.claims = _with_turns(state, sketches.sketched(replies.rows(field)[found.kept].flatten(1)), clients)
     state.claims = consistency.with_lengths(
         state.claims, lengths, UNCHECKED_LENGTH * float(np.median(lengths)), clients
     )
     out = consistency.inconsistent(state.claims, cohort, share)
+    state.claims = consistency.with_absence(state.claims, out, cohort)
     if not out.any():
         return found, claims
     for client in clients[torch.from_numpy(out)].tolist():
@@ -85,6 +90,40 @@ def consistent(
     again = clip_unusual(left, again, setup.policy, field, usual_lengths(state, answers.clients[stay[again.kept]]))
     dropped = found.dropped + [(int(stay[k]), why) for k, why in again.dropped]
     return Screened(stay[again.kept], again.factors, dropped), claims
+
+
+def _record(setup: Setup, state: State) -> consistency.ConsistencyState:
+    return state.claims or consistency.no_claims(setup.federation.n_clients)
+
+
+def _without_replays(
+    setup: Setup, state: State, answers: Answers, found: Screened, field: str, notes: Record
+) -> Screened:
+    """Return the usable replies without rows that their clients have sent before, for another model."""
+    assert answers.replies is not None
+    clients, record = answers.clients[found.kept], _record(setup, state)
+    rows = sketches.sketched(answers.replies.rows(field)[found.kept].flatten(1))
+    again = sketches.replayed(record.sketches, rows, sketches.model_number(state.server.theta), clients)
+    if not again.any():
+        return found
+    for client in clients[torch.from_numpy(again)].tolist():
+        logger.warning("round %d: client %d dropped, its %s", state.round, client, sketches.REPLAYED)
+        notes["dropped"].append({"client": client, "why": sketches.REPLAYED})
+    there = torch.zeros(len(record.clear), dtype=torch.bool).index_fill(0, clients[torch.from_numpy(again)], True)
+    cohort = Cohort(clients, clients, len(record.clear), state.round)
+    state.claims = consistency.with_absence(record._replace(clear=there), again, cohort)
+    stay = torch.from_numpy(np.flatnonzero(~again))
+    return Screened(found.kept[stay], found.factors[stay], found.dropped)
+
+
+def _with_turns(state: State, rows: Tensor, clients: Tensor) -> consistency.ConsistencyState:
+    """Return the record with this round's rows, and with the faults of those who have turned since the last one."""
+    claims = state.claims
+    assert claims is not None
+    turned = sketches.turned(claims.sketches, rows, clients)
+    claims = consistency.with_turned(claims, turned, clients) if turned.any() else claims
+    model = sketches.model_number(state.server.theta)
+    return claims._replace(sketches=sketches.with_rows(claims.sketches, rows, model, clients))
 
 
 def to_usual_scale(setup: Setup, state: State, answers: Answers, notes: Record) -> Answers:

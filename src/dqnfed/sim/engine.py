@@ -33,13 +33,14 @@ from dqnfed.sim.accelerate import Acceleration, acceleration
 from dqnfed.sim.checkpoint import checkpoint_rounds, load_checkpoint, save_checkpoint
 from dqnfed.sim.early_stop import check_patience
 from dqnfed.sim.ending import finished
+from dqnfed.sim.guard import watch_end
 from dqnfed.sim.journal import DeferredLog, Journal
 from dqnfed.sim.measure import model_columns, start_record
 from dqnfed.sim.observers import Observer, report_failure
 from dqnfed.sim.rounds import run_round
 from dqnfed.sim.sample import sample_line
 from dqnfed.sim.sampling import Sampling
-from dqnfed.sim.selection import check_select
+from dqnfed.sim.selection import check_select, global_model
 from dqnfed.sim.setup import check_rounds, fresh_state, identity_of, plain_config, set_up
 from dqnfed.sim.state import NOBODY, Completion, Evaluation, Record, Setup, State
 from dqnfed.sim.stragglers import Stragglers
@@ -162,6 +163,7 @@ def _run_loop(
     else:
         journal.open(settings, setup)
         journal.add(*start_record(setup, state))
+        watch_end(setup, state, global_model(setup, state))
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
     last_saved = last_trimmed = time.monotonic()
@@ -242,6 +244,6 @@ def interrupt_flag() -> Iterator[threading.Event]:
 def _save(folder: RunFolder, setup: Setup, state: State, identity: Record) -> None:
     folder.settle()
     if setup.evaluation.metrics == "aggregate-only":
-        state = replace(state, losses=NOBODY, claims=None)
+        state = replace(state, losses=NOBODY, claims=None, guard={})
     save_checkpoint(folder.path, state, identity, folder.lengths())
     logger.info("checkpoint after round %d", state.round - 1)

@@ -32,10 +32,11 @@ from dqnfed.sim.choice import LAST
 from dqnfed.sim.claims import consistent, remember, to_usual_scale, with_record
 from dqnfed.sim.clients import Answers
 from dqnfed.sim.ending import NOT_FINITE
+from dqnfed.sim.guard import watch_end
 from dqnfed.sim.measure import divergence, measured, participant_losses
 from dqnfed.sim.private import ledger_of, overspent
 from dqnfed.sim.sampling import clients_of_round
-from dqnfed.sim.selection import watch_validation
+from dqnfed.sim.selection import global_model, watch_validation
 from dqnfed.sim.state import Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
@@ -71,6 +72,8 @@ def run_round(
     evaluates = is_last or (state.round + 1) % wanted.every == 0
     evaluated, rows = measured(setup, state, clients, before, evaluate_all=evaluates)
     record.update(evaluated)
+    if evaluates:
+        watch_end(setup, state, global_model(setup, state))
     if evaluates and not is_last and (why := divergence([state.start, record])):
         logger.warning("round %d: the run is diverging, %s", state.round, why)
     validates = evaluates and (wanted.select != LAST or wanted.patience is not None)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed.sim.choice import LAST, RULES, updated_choice, validation_value
 from dqnfed.sim.early_stop import out_of_patience
+from dqnfed.sim.guard import ends_worse, guarded_facts
 from dqnfed.sim.state import Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
@@ -65,18 +66,23 @@ def global_model(setup: Setup, state: State) -> Tensor:
 
 def kept_model(setup: Setup, state: State) -> Tensor:
     """Return the model that the run ends with."""
-    return state.kept["theta"] if state.choice.round is not None else global_model(setup, state)
+    if state.choice.round is not None:
+        return state.kept["theta"]
+    return state.guard["theta"] if ends_worse(state) else global_model(setup, state)
 
 
 def kept_record(state: State, history: list[Record]) -> Record:
     """Return the evaluation of the kept model; of the last one, the last that was made."""
     evaluated = [record for record in history if record["accuracy"] is not None]
-    return next((record for record in evaluated if record["round"] == state.choice.round), evaluated[-1])
+    kept = int(state.guard["round"]) if state.choice.round is None and ends_worse(state) else state.choice.round
+    return next((record for record in evaluated if record["round"] == kept), evaluated[-1])
 
 
 def kept_facts(setup: Setup, state: State) -> Record:
     """Return what the summary says about the kept model."""
     select, choice = setup.evaluation.select, state.choice
+    if choice.round is None and ends_worse(state):
+        return {"select": select, **({} if select == LAST else {"kept_validation": None}), **guarded_facts(state)}
     if select == LAST:
         return {"select": select, "kept_round": state.round - 1}
     if choice.round is None:

@@ -141,6 +141,7 @@ class State:
     choice: Choice = field(default_factory=Choice)  # which round's model is the best so far, where the best one is kept
     claims: ConsistencyState | None = None  # what clients said about the last step, where that is checked
     kept: dict[str, Tensor] = field(default_factory=dict)  # that model: see `selection.snapshot`
+    guard: dict[str, Tensor] = field(default_factory=dict)  # the best evaluated model and the start: see `guard`
     totals: dict[str, float] = field(
         default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}
     )

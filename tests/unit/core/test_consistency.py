@@ -8,7 +8,15 @@ import torch
 from numpy.typing import NDArray
 
 from dqnfed.core.algorithm import Cohort
-from dqnfed.core.consistency import ConsistencyState, inconsistent, judged, may_drop, no_claims, with_claims
+from dqnfed.core.consistency import (
+    ConsistencyState,
+    inconsistent,
+    judged,
+    may_drop,
+    no_claims,
+    with_absence,
+    with_claims,
+)
 
 K, n = 8, 5
 Floats = NDArray[np.float64]
@@ -105,3 +113,14 @@ def test_unknown_losses_say_nothing() -> None:
     state = with_claims(no_claims(K), torch.ones(K, n).double(), np.full(K, np.nan), x, x + 1.0, cohort())
     state = judged(state, -torch.ones(K, n).double(), np.ones(K), x + 1.0, cohort(1))
     assert state.faults.max() == 0.0
+
+
+def test_who_is_caught_again_stays_out_longer() -> None:
+    """Two rounds, then four, then eight; and others may go on."""
+    state, out = no_claims(K), np.arange(K) == 3
+    for n_rounds, round in ((2, 10), (4, 20), (8, 30)):
+        now = Cohort(torch.arange(K), torch.ones(K), K, round)
+        state = with_absence(state._replace(clear=torch.from_numpy(out)), out, now)
+        left = [inconsistent(state, now._replace(round=round + 1 + later), 0.2)[3] for later in range(n_rounds + 1)]
+        assert left == [True] * n_rounds + [False]
+        assert inconsistent(state, now._replace(round=round + 1), 0.2).sum() == 1
