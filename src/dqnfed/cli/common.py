@@ -74,6 +74,14 @@ ClientColumn = Annotated[
 LabelColumn = Annotated[str | None, typer.Option("--label", help="Its column that is to be learnt.")]
 GroupColumn = Annotated[str | None, typer.Option("--group", help="Its column of declared groups of clients.")]
 DroppedColumns = Annotated[str, typer.Option("--drop", help="Its columns to leave out, separated by commas.")]
+Breakdown = Annotated[
+    str,
+    typer.Option(
+        "--breakdown",
+        help="Columns of a table whose groups of rows are reported in every client, separated by commas: sex,age or, "
+        "with edges of bands, age:45:65. A column may be dropped and still be reported.",
+    ),
+]
 TaskName = Annotated[str, typer.Option("--task", metavar="auto|classification|regression")]
 Score = Annotated[
     str | None, typer.Option("--score", metavar="accuracy|auc|f1|loss", help="What fairness is measured on.")
@@ -151,6 +159,12 @@ def read_settings(
 def select_change(select: str | None) -> list[str]:
     """Return the change that says which model is kept."""
     return [] if select is None else [f"eval.select={json.dumps(select)}"]
+
+
+def breakdown_change(columns: str) -> list[str]:
+    """Return the change that says which columns' groups are reported."""
+    names = names_of(columns)
+    return [f"data.breakdown={json.dumps(names)}"] if names else []
 
 
 def name_change(algorithm: str | None) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dqnfed.cli.common import (
+    Breakdown,
     Changes,
     ClientColumn,
     Data,
@@ -26,6 +27,7 @@ from dqnfed.cli.common import (
     TaskName,
     Verbose,
     app,
+    breakdown_change,
     default_out,
     names_of,
     note_of,
@@ -64,6 +66,7 @@ def run(
     label: LabelColumn = None,
     group: GroupColumn = None,
     drop: DroppedColumns = "",
+    breakdown: Breakdown = "",
     task: TaskName = "auto",
     score: Score = None,
     model: ModelName = None,
@@ -78,7 +81,7 @@ def run(
     """
     from dqnfed.experiments.experiment import run_experiment
 
-    change = [*(change or []), *select_change(select)]
+    change = [*(change or []), *select_change(select), *breakdown_change(breakdown)]
     table = OwnTable(data, client, label, group, drop, task, score, model)
     if data is not None:
         config = table.config(experiment, rounds, seed, change, algorithm)
@@ -134,6 +137,7 @@ def compare(
     label: LabelColumn = None,
     group: GroupColumn = None,
     drop: DroppedColumns = "",
+    breakdown: Breakdown = "",
     task: TaskName = "auto",
     score: Score = None,
     model: ModelName = None,
@@ -151,7 +155,7 @@ def compare(
     """
     from dqnfed.experiments import compare as comparison
 
-    change = [*(change or []), *select_change(select)]
+    change = [*(change or []), *select_change(select), *breakdown_change(breakdown)]
     table = OwnTable(data, client, label, group, drop, task, score, model)
     if data is not None:
         config = table.config(experiment, rounds, None, change, None)

@@ -49,6 +49,8 @@ def _legend(experiment: Experiment, found: Joining, *, compares: bool) -> str:
     text = f"Bar: {escape(found.method)}, test {escape(found.unit.name)}{better}{over}."
     if several:
         text += " Line: 95&nbsp;% interval."
+    if found.unit.spread is not None:
+        text += " Error: root of the mean squared error, in the units of the label."
     if compares:
         text += ' <span class="key"><span class="mark alone" aria-hidden="true"></span> trained alone.</span>'
         if found.has_pooled:
@@ -71,7 +73,8 @@ def _scale(shown: list[ClientGain], found: Joining) -> tuple[float, float]:
         return 0.0, 100.0
     estimates = [e for gain in shown for e in (gain.joined, gain.alone, gain.pooled)]
     values = [v for e in estimates for v in (e.mean, e.low, e.high) if math.isfinite(v)]
-    low, high = min(0.0, *values), max(0.0, *values)
+    low = 0.0 if found.unit.spread is not None else min(0.0, *values)  # an error is never below 0, its interval may be
+    high = max(0.0, *values)
     return (low, high) if high > low else (low, low + 1.0)
 
 

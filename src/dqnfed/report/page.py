@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from dqnfed.report import client_bars, headline, html_tables, sections
+from dqnfed.report import breakdown_tables, client_bars, headline, html_tables, sections
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
 from dqnfed.report.searches import searches_html
 from dqnfed.report.tables import tabulate, terminal_table
+from dqnfed.report.units import score_note, score_word
 
 PAGE_COLUMNS = ("mean", "std", "worst5", "worst10", "best5", "best10", "angle", "kl", "jain", "improved")
 SCRIPTS = ("basics.js", "lines.js", "charts.js", "clients.js", "page.js")  # in this order
@@ -88,6 +89,9 @@ def page(content: Content, *, policy: str = OFFLINE_POLICY, scripts: Sequence[st
         problems=sections.problems_html(content.problems),
         articles="\n".join(article(experiment, i) for i, experiment in enumerate(content.experiments)),
         version=escape(_version()),
+        scale="Accuracies are in percent; every client"
+        if any(e.score == "accuracy" for e in content.experiments)
+        else "Every client",
         folders=sections.count(content.n_folders, "run folder"),
         time=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         data=packed(payload(content.experiments)),
@@ -102,7 +106,8 @@ def article(experiment: Experiment, i: int) -> str:
         tables,
         i=str(i),
         name=escape(experiment.name),
-        no_parts="" if tables["groups"] or tables["classes"] else "hidden",
+        score=escape(score_word(experiment)),
+        no_parts="" if tables["groups"] or tables["breakdown"] or tables["classes"] else "hidden",
         no_noise="" if tables["noise"] else "hidden",
         settings=searches_html(experiment.runs) + sections.settings_html(experiment),
     )
@@ -125,18 +130,20 @@ def _tables(experiment: Experiment) -> dict[str, str]:
     seeds = ", mean ± standard deviation over seeds" if len(experiment.seeds) > 1 else ""
     weights = "each weighted by its number of training examples"
     by_size = tabulate(experiment, weighted=True, columns=PAGE_COLUMNS)
-    score = f"Test {experiment.score}"
+    score = f"Test {score_word(experiment)}"
+    about = score_note(experiment)
     return {
         "findings": _findings_html(experiment),
         "bars": client_bars.clients_html(experiment),
         "equal": html_tables.fairness_html(
-            tabulate(experiment, columns=PAGE_COLUMNS), caption=f"{score} over clients{seeds}."
+            tabulate(experiment, columns=PAGE_COLUMNS), caption=f"{score} over clients{seeds}.{about}"
         ),
-        "size": html_tables.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}."),
+        "size": html_tables.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}.{about}"),
         "significance": html_tables.significance_html(experiment),
         "paper": html_tables.paper_html(experiment),
         "noise": html_tables.noise_html(experiment),
         "groups": html_tables.groups_html(experiment),
+        "breakdown": breakdown_tables.breakdown_html(experiment),
         "classes": html_tables.classes_html(experiment),
     }
 

@@ -50,7 +50,10 @@ def _experiment(experiment: Experiment, n_history_values: int) -> Json:
         "groups": list(groups),
         "curves": {key: [_curve(method, key) for method in experiment.methods] for key in CURVES},
         "clients": [_clients(next(run for run in runs if run is not None), labels, groups) for runs in by_seed],
-        "final": [[_rounded(run.accuracy, 2) if run else None for run in runs] for runs in by_seed],
+        "final": [
+            [_rounded(run.accuracy, 4 if experiment.score == "loss" else 2) if run else None for run in runs]
+            for runs in by_seed
+        ],
         "history": [[_client_history(run, every) if run else None for run in runs] for runs in by_seed],
         "points": [[_point(run) for run in method.runs] for method in experiment.methods],
     }

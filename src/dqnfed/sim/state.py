@@ -23,7 +23,9 @@ from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
-Completion = Callable[[], Record]  # writes further files at the end, and returns what the summary says about them
+# writes further files at the end, and returns what the summary says about them; it may ask for the kept model's outputs
+# for the test examples [N, ...], client after client
+Completion = Callable[[Callable[[], Tensor]], Record]
 
 
 @dataclass(frozen=True, kw_only=True)

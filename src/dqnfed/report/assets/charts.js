@@ -1,7 +1,7 @@
 /** One small histogram per method on a common axis. Rows: {label, slot, values}. */
 function histogram(host, spec) {
   const rows = spec.rows.filter((row) => row.values.length);
-  if (!rows.length) return emptyPlot(host, "These runs hold no client accuracies.");
+  if (!rows.length) return emptyPlot(host, "These runs hold no scores of clients.");
   const width = Math.max(280, host.clientWidth);
   const all = rows.flatMap((row) => row.values);
   let [low, high] = [Math.min(...all), Math.max(...all)];
@@ -102,7 +102,7 @@ function scatter(host, spec) {
     .map((p) => ({ ...p, seeds: p.seeds.filter((pair) => pair.every(known)) }))
     .filter((p) => p.seeds.length)
     .map((p) => ({ ...p, x: mean(p.seeds.map((s) => s[0])), y: mean(p.seeds.map((s) => s[1])) }));
-  if (!points.length) return emptyPlot(host, "These runs hold no accuracies.");
+  if (!points.length) return emptyPlot(host, "These runs hold no scores.");
   const width = Math.max(280, host.clientWidth);
   const height = 380;
   const xDomain = padded(points.flatMap((p) => p.seeds.map((s) => s[0])));

@@ -200,7 +200,7 @@ class ClientTable {
           ? html(
               "span",
               {},
-              decimals(r.accuracy, 1).padStart(5, "\u2007"),
+              decimals(r.accuracy, scoreDigits(data)).padStart(5, "\u2007"),
               data.score === "accuracy"
                 ? html("span", {
                     class: "bar",
@@ -209,7 +209,7 @@ class ClientTable {
                 : "",
             )
           : "–",
-      other: () => (known(r.other) ? decimals(r.other, 1) : "–"),
+      other: () => (known(r.other) ? decimals(r.other, scoreDigits(data)) : "–"),
       gap: () =>
         known(r.gap)
           ? html(
@@ -283,7 +283,7 @@ class ClientTable {
       const gap = r.accuracy - mean(all);
       const rank = all.filter((value) => value < r.accuracy).length + 1;
       reasons.push(
-        `${decimals(r.accuracy, 1)}${data.score === "accuracy" ? " %" : ""} under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), 1)} points ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`,
+        `${decimals(r.accuracy, scoreDigits(data))}${data.score === "accuracy" ? " %" : ""} under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), scoreDigits(data))}${data.score === "loss" ? "" : " points"} ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`,
       );
     }
     const sizes = [...clients.train].sort((a, b) => a - b);

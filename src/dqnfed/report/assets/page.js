@@ -114,10 +114,10 @@ class ExperimentView {
       yTitle: withUnit(this.data.score, this.data),
       xFormat: (v) => decimals(v, 0),
       xValue: (v) => decimals(v, 0),
-      yFormat: (v) => decimals(v, 0),
-      valueFormat: (v) => decimals(v, 1),
+      yFormat: (v) => (this.data.score === "loss" ? shortNumber(v) : decimals(v, 0)),
+      valueFormat: (v) => decimals(v, scoreDigits(this.data)),
       limits: scoreLimits(this.data),
-      none: "These runs hold no client accuracies.",
+      none: "These runs hold no scores of clients.",
     });
     scatter(this.plot("scatter"), {
       points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })),
