@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def named_edges(text: str) -> tuple[str, tuple[float, ...]]:
         edges = tuple(float(part) for part in parts)
     except ValueError:
         edges = (np.nan,)
-    if not all(np.isfinite(edges)) or any(b <= a for a, b in zip(edges, edges[1:], strict=False)):
+    if not all(np.isfinite(edges)) or any(b <= a for a, b in pairwise(edges)):
         raise DataError(f"bands read COLUMN:NUMBER:NUMBER with rising numbers, such as age:45:65, but are {text!r}.")
     return name, edges
 
@@ -65,8 +66,8 @@ def categories(name: str, values: np.ndarray) -> RowGroups:
     order = sorted(different, key=lambda v: (v == "", float(v) if v and is_numeric(values) else 0.0, str(v)))
     if len(order) > MAX_GROUPS:
         raise DataError(
-            f"column {name!r} has {len(order)} different values, more than {MAX_GROUPS} groups; name another column for "
-            "the breakdown."
+            f"column {name!r} has {len(order)} different values, more than {MAX_GROUPS} groups; name another column "
+            "for the breakdown."
         )
     place = {value: i for i, value in enumerate(order)}
     names = tuple(str(value) or MISSING for value in order)
@@ -98,7 +99,7 @@ def band_names(cuts: np.ndarray, *, whole: bool) -> list[str]:
     if not len(cuts):
         return ["all"]
     between = []
-    for low, high in zip(cuts, cuts[1:], strict=False):
+    for low, high in pairwise(cuts):
         if whole:
             between.append(f"{low:g}" if high - low == 1 else f"{low:g} to {high - 1:g}")
         else:

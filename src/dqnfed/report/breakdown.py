@@ -101,7 +101,7 @@ def group_of(
 
 
 def n_independent(entries: Collection[Entry]) -> float:
-    """Return how many rows the scores of all seeds rest on: those tested, but a row that was tested twice counts once."""
+    """Return how many rows the scores of all seeds rest on: at most as many as there are, however often tested."""
     tested = sum(entry["n"] for entry in entries)
     return float(min(tested, max(entry.get("held", tested) for entry in entries)))
 
@@ -206,11 +206,9 @@ def gap_sentence(column: Column, unit: Unit) -> str:
         return f"By {column.name}: there are no two groups with a score."
     if gap.difference == 0:
         return f"By {column.name}: all groups have the same {unit.name}, {unit.text(gap.best.score.mean)}."
-    lead = (
-        f"By {column.name}: the {unit.name} is best for {column.name} {gap.best.name} ({unit.text(gap.best.score.mean)}) and worst "
-        f"for {column.name} {gap.worst.name} ({unit.text(gap.worst.score.mean)}), {unit.signed(abs(gap.difference)).lstrip('+')}"
-        f"{unit.points} apart"
-    )
+    best, worst = (f"{column.name} {g.name} ({unit.text(g.score.mean)})" for g in (gap.best, gap.worst))
+    apart = unit.signed(abs(gap.difference)).lstrip("+") + unit.points
+    lead = f"By {column.name}: the {unit.name} is best for {best} and worst for {worst}, {apart} apart"
     if gap.paired is None or gap.paired.error == 0:
         return f"{lead}; with one seed this may be chance." if gap.paired is None else f"{lead}."
     ends = sorted((abs(gap.paired.low), abs(gap.paired.high)))
