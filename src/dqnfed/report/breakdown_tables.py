@@ -11,10 +11,10 @@ from dqnfed.report.comparison import Experiment
 from dqnfed.report.html_tables import Head, methods_table, plain_head
 from dqnfed.report.joining import Estimate
 from dqnfed.report.reader import Run
+from dqnfed.report.tables import MISSING
 from dqnfed.report.units import SPACE, Unit, unit_of
 
 MAX_CLIENTS = 30
-MISSING = "–"
 
 
 def breakdown_html(experiment: Experiment) -> str:
@@ -26,10 +26,8 @@ def breakdown_html(experiment: Experiment) -> str:
     clients = {c.client: c.name for run in experiment.runs for c in run.clients}
     shown = sorted(clients)[:MAX_CLIENTS]
     inside = {c: breakdown(experiment, method, c) for c in shown}
-    html = [
-        f"<h3>Groups inside clients, {escape(method.label)}</h3>",
-        f'<p class="hint">{escape(hint_of(method.runs))}</p>',
-    ]
+    title, hint = f"Groups inside clients, {method.label}", hint_of(method.runs)
+    html = [f'<h3>{escape(title)}</h3><p class="hint">{escape(hint)}</p>']
     for i, column in enumerate(overall):
         html.append(f'<p class="gap">{escape(gap_sentence(column, unit))}</p>')
         html.append(column_table(column, unit, f"{column.name}: test rows of all clients together."))
@@ -43,8 +41,8 @@ def hint_of(runs: Sequence[Run]) -> str:
     n = "test rows, mean over seeds" if len(runs) > 1 else "test rows"
     over = "the wider one of Student's over seeds and " if len(runs) > 1 else ""
     return (
-        f"n: {n}. Intervals: 95{SPACE}%, {over}what so many rows can tell (rates: Wilson; AUC: Hanley and McNeil). They "
-        "are not adjusted for the number of groups, and small groups say little."
+        f"n: {n}. Intervals: 95{SPACE}%, {over}what so many rows can tell (rates: Wilson; AUC: Hanley and McNeil). "
+        "They are not adjusted for the number of groups, and small groups say little."
     )
 
 

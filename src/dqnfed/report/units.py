@@ -98,7 +98,8 @@ def score_note(experiment: Experiment) -> str:
         return ""
     if unit_of(experiment).spread is None:
         return " The score is minus the loss: 0 is best."
-    return " The score is minus the mean squared error of the standardised label: 0 is best, −1 is what its mean gets."
+    what = "minus the mean squared error of the standardised label"
+    return f" The score is {what}: 0 is best, {MINUS}1 is what predicting the mean gets."
 
 
 def digits_of(spread: float) -> int:

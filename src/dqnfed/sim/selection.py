@@ -75,7 +75,7 @@ def kept_model(setup: Setup, state: State) -> Tensor:
 
 @torch.no_grad()
 def kept_outputs(setup: Setup, state: State) -> Tensor:
-    """Return the kept model's outputs for every test example, client after client; each client's own where it has one."""
+    """Return the kept model's outputs for every test example, client after client; each client's own if it has one."""
     test, problem, algorithm = setup.federation.test, setup.problem, setup.algorithm
     if not algorithm.info.personal:
         theta = kept_model(setup, state)

@@ -156,12 +156,12 @@ def test_a_tie_is_called_a_tie() -> None:
 def test_the_same_change_with_two_seeds_is_no_certainty() -> None:
     """Two test sets of 40 rows may gain one row each: Student's interval has no width then, and says nothing."""
     alone = np.full((2, 2), 90.0)
-    few = experiment_of({"local-only": alone, "dqn-fed": alone + [2.5, 0.0]})
+    few = experiment_of({"local-only": alone, "dqn-fed": alone + np.array([2.5, 0.0])})
     assert "0 of 2 clients gain" in findings(few)[0]
     found = joining(few)
     assert "the same with each of the 2 seeds, too few for an interval" in client_sentence(found.clients[0], found)
     assert "joining changes your accuracy with none of the 2 seeds" in client_sentence(found.clients[1], found)
-    many = experiment_of({"local-only": np.full((8, 2), 90.0), "dqn-fed": np.full((8, 2), 90.0) + [2.5, 0.0]})
+    many = experiment_of({"local-only": np.full((8, 2), 90.0), "dqn-fed": np.full((8, 2), 90.0) + np.array([2.5, 0])})
     assert "1 of 2 clients gain" in findings(many)[0]
 
 
