@@ -74,7 +74,7 @@ def make_report(runs: Sequence[Path], out: Path, *, title: str | None = None) ->
     if target.is_dir() or not target.suffix:
         target = target / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(target, page(content))
+    write_whole(target, page(content))
     return Report(target, terminal_table(content.experiments), content.problems)
 
 
@@ -88,7 +88,7 @@ def page(content: Content, *, policy: str = OFFLINE_POLICY, scripts: Sequence[st
         choice=_experiment_select(content),
         problems=sections.problems_html(content.problems),
         articles="\n".join(article(experiment, i) for i, experiment in enumerate(content.experiments)),
-        version=escape(_version()),
+        version=escape(package_version()),
         scale="Accuracies are in percent; every client"
         if any(e.score == "accuracy" for e in content.experiments)
         else "Every client",
@@ -167,14 +167,15 @@ def _facts(content: Content) -> str:
     return f"{len(content.experiments)} experiments, {content.n_folders} runs"
 
 
-def _version() -> str:
+def package_version() -> str:
+    """Return the version of this package."""
     try:
         return version("dqnfed")
     except PackageNotFoundError:
         return "(not installed)"
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Replace the file in one step: nobody sees half a page."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
