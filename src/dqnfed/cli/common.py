@@ -40,6 +40,7 @@ def main(
     """Fair and fast federated learning: DQN-Fed, the methods it is compared with, and honest fairness reports."""
 
 
+MANY_SEEDS = 5  # more are told together
 DIVERGED = 3  # exit code of a run whose loss is not finite or has risen
 console = Console()
 errors = Console(stderr=True)
@@ -254,15 +255,22 @@ def print_kept(planned: Sequence[Any], done: Sequence[Path], quiet: bool) -> Non
     from dqnfed.core.run_folder import RunFolder
     from dqnfed.sim.choice import LAST, RULES
 
-    rounds: dict[tuple[str, str], list[str]] = {}
+    rounds: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for run in planned:
         summary = (RunFolder(run.folder).summary() or {}) if run.folder in done and not quiet else {}
         if (select := summary.get("select", LAST)) != LAST:
             key = (run.config.algorithm.name, RULES[select])
-            rounds.setdefault(key, []).append(f"{summary['kept_round']} (seed {run.config.run.seed})")
+            rounds.setdefault(key, []).append((summary["kept_round"], run.config.run.seed))
     for (name, rule), kept in rounds.items():
-        line = f"{name}: kept the model of round {', '.join(kept)}: {rule}"
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(f"{name}: kept the model of {kept_rounds(kept)}: {rule}", soft_wrap=True, highlight=False)
+
+
+def kept_rounds(kept: Sequence[tuple[int, int]]) -> str:
+    """Return which rounds' models were kept, seed by seed; of many seeds the first, the middle and the last round."""
+    if len(kept) <= MANY_SEEDS:
+        return "round " + ", ".join(f"{round} (seed {seed})" for round, seed in kept)
+    rounds = sorted(round for round, _ in kept)
+    return f"rounds {rounds[0]} to {rounds[-1]} (middle {rounds[len(rounds) // 2]}, {len(kept)} seeds)"
 
 
 def refuse_without_method(changes: Sequence[str] | None, config: Any, algorithms: Sequence[str]) -> None:

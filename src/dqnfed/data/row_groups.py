@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,6 +26,10 @@ class RowGroups:
     numbers: np.ndarray  # [N] each row's group
     is_cut: bool = False  # whether the groups are bands of numbers
     held: np.ndarray | None = None  # [K, G] how many rows of a group each client has, test rows and others
+
+    def titled(self, titles: Mapping[str, str]) -> RowGroups:
+        """Return the groups under the titles that some of them have."""
+        return replace(self, names=tuple(titles.get(name, name) for name in self.names))
 
     def tested(self, manifest: Manifest) -> RowGroups:
         """Return the groups of the clients' test rows, client after client."""

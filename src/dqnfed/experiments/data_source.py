@@ -54,7 +54,9 @@ def data_source(data: DataBlock, seed: int, score: str | None = None) -> DataSou
         if raw.columns:  # kept with the run, so that `dqnfed predict` reads new rows in the same way
             columns = Columns(dataset_preprocessing(raw, manifest), raw.class_names)
             values = {"inputs": tensor_checksum(raw.inputs), "targets": tensor_checksum(raw.targets)}
-            groups = tuple(found.tested(manifest) for found in row_groups(dataset_table(raw), data.breakdown))
+            titles = {column.name: dict(zip(column.codes, column.titles, strict=False)) for column in raw.columns}
+            found = row_groups(dataset_table(raw), data.breakdown)
+            groups = tuple(column.titled(titles[column.column]).tested(manifest) for column in found)
             own = OwnFederation(federation, columns, (), {**values, "who holds what": manifest.hash()}, groups)
         if federation.untested:
             logger.warning("%s", untested_line(federation.untested))

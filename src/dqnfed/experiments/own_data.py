@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dqnfed.core.federation import Federation, untested_line
-from dqnfed.data.features import Preprocessing, fit_preprocessing
+from dqnfed.data.features import Preprocessing, constant_columns, fit_preprocessing
 from dqnfed.data.federate import federation_of
 from dqnfed.data.manifest import Manifest
 from dqnfed.data.partition import partition
@@ -239,15 +239,18 @@ def told_about(
     """Return what the user should know before trusting a number."""
     used = preprocessing.columns
     holes = sum(int(is_hole(table.columns[name]).sum()) for name in used)
+    clients = f"{len(manifest)} client{'' if len(manifest) == 1 else 's'}"
     notes = [
-        f"{len(table)} rows of {len(manifest)} clients; {len(preprocessing.numeric)} numeric and "
-        f"{len(preprocessing.categorical)} categorical columns make {preprocessing.n_inputs} inputs"
+        f"{len(table)} rows of {clients}; {len(preprocessing.numeric)} numeric and {len(preprocessing.categorical)} "
+        f"categorical columns make {preprocessing.n_inputs} inputs"
         + (
             f"; {holes} missing values ({100 * holes / (len(used) * len(table)):.1f} %) are filled and marked"
             if holes
             else ""
         )
     ]
+    if constant := constant_columns(preprocessing):
+        notes.append(f"one value in all training rows, so nothing to learn from: {', '.join(constant)}")
     tested = manifest.sizes[:, 2] > 0
     if not tested.all():
         notes.append(

@@ -96,7 +96,7 @@ def interval_of(value: Estimate, unit: Unit) -> str:
     if not math.isfinite(value.low):
         return ""
     low, high = (max(0.0, value.low), min(100.0, value.high)) if unit.points else (value.low, value.high)
-    return f"[{unit.text(low).removesuffix(unit.suffix)}, {unit.text(high).removesuffix(unit.suffix)}]"
+    return f"[{unit.text(low).removesuffix(unit.suffix)},{SPACE}{unit.text(high).removesuffix(unit.suffix)}]"
 
 
 def number_text(n: float) -> str:

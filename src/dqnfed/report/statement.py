@@ -1,4 +1,4 @@
-"""What a site shows its ethics board: one statement a client, as content that both the page and the PDF are made from."""
+"""What a site shows its ethics board: one statement a client, as content for both the page and the PDF."""
 
 from __future__ import annotations
 
@@ -154,7 +154,9 @@ def _data(experiment: Experiment, method: Method, client: int) -> tuple[Block, .
         pairs.append(("Other sites", f"{len(others):,}, with {sum(c.n_train for c in others):,} training rows"))
     note = ""
     if len(method.runs) > 1:
-        note = f"Each of the {len(method.runs)} seeds draws its own split of the same rows; the numbers are those of one."
+        note = (
+            f"Each of the {len(method.runs)} seeds draws its own split of the same rows; the numbers are those of one."
+        )
     return (Facts(tuple(pairs)), *([Text(note, style="note")] if note else []))
 
 
@@ -167,13 +169,11 @@ def _class_name(classes: Sequence[str], label: str) -> str:
     return classes[int(label)] if label.isdecimal() and int(label) < len(classes) else f"class {label}"
 
 
-def _method(
-    experiment: Experiment, method: Method, titles: Mapping[str, Mapping[str, Any]]
-) -> tuple[Block, ...]:
+def _method(experiment: Experiment, method: Method, titles: Mapping[str, Mapping[str, Any]]) -> tuple[Block, ...]:
     run = method.runs[0]
     train, model = block(run.config, "train"), block(run.config, "model")
     about = titles.get(method.algorithm, {})
-    inside = ", ".join(f"{key} {value}" for key, value in model.items() if key != "name")
+    inside = ", ".join(f"{key} {_plain(value)}" for key, value in model.items() if key != "name")
     pairs = [
         ("Method", f"{method.label}: {about['title']}" if about.get("title") else method.label),
         ("Model", f"{model.get('name', 'own module')}" + (f" ({inside})" if inside else "")),
@@ -192,6 +192,10 @@ def _method(
     return (Facts(tuple(pairs)),)
 
 
+def _plain(value: object) -> str:
+    return " by ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _kept(method: Method) -> str:
     """Return by which rule the model was chosen, and the rounds that the seeds kept."""
     rule = str(method.runs[0].summary.get("select") or "last")
@@ -203,9 +207,7 @@ def _kept(method: Method) -> str:
     return RULES.get(rule, f"best {rule} on validation rows") + where
 
 
-def _left(
-    experiment: Experiment, method: Method, titles: Mapping[str, Mapping[str, Any]]
-) -> tuple[Block, ...]:
+def _left(experiment: Experiment, method: Method, titles: Mapping[str, Mapping[str, Any]]) -> tuple[Block, ...]:
     run = method.runs[0]
     is_deployed = (run.folder / FLOWER_FILE).is_file()
     payload = titles.get(method.algorithm, {}).get("payload")
@@ -217,15 +219,15 @@ def _left(
     items = []
     if (run.folder / "features.json").is_file() and is_deployed:
         items.append(
-            "before the training: the site's name and number, the schema's checksum, numbers of rows; for each number how "
-            "many values are known and missing, mean and sum of squared deviations; of categories that the schema does "
-            "not list, those of 5 training rows or more"
+            "before the training: the site's name and number, the schema's checksum, numbers of rows; for each number "
+            "how many values are known and missing, mean and sum of squared deviations; of categories that the schema "
+            "does not list, those of 5 training rows or more"
         )
     items += [f"in every round: {reply}{size}", "at evaluations: losses, score and numbers of rows of each part"]
     items += ["if something fails: that it failed, and the kind of error"] if is_deployed else []
     lead = (
-        "This was a simulation: all rows lay on one computer and nothing was sent. In a deployment of the same method, the "
-        "following would leave the site, and no row:"
+        "This was a simulation: all rows lay on one computer and nothing was sent. In a deployment of the same method, "
+        "the following would leave the site, and no row:"
     )
     if is_deployed:
         lead = "The training ran over a network. The following left the site, and no row did:"
@@ -237,11 +239,13 @@ def _privacy(run: Run) -> str:
     parts = [
         "Secure aggregation: the server saw sums and products of replies, never a single one."
         if privacy.get("secure")
-        else "Without secure aggregation: the server sees every site's reply, from which something about its rows can be "
-        "inferred."
+        else "Without secure aggregation: the server sees every site's reply, from which something about its rows can "
+        "be inferred."
     ]
     if found.get("epsilon") is not None:
-        parts.append(f"Differential privacy of a whole site: epsilon {found['epsilon']:.3g}, delta {found['delta']:.3g}.")
+        parts.append(
+            f"Differential privacy of a whole site: epsilon {found['epsilon']:.3g}, delta {found['delta']:.3g}."
+        )
     else:
         parts.append("No differential privacy.")
     return " ".join(parts)
@@ -260,7 +264,8 @@ def _results(experiment: Experiment, client: int) -> tuple[Block, ...]:
         return min(1.0, max(0.0, (value - low) / (high - low))) if math.isfinite(value) else math.nan
 
     bars = tuple(
-        Bar(_role(m, focus), unit.text(e.mean), place(e.mean), place(e.low), place(e.high), m is focus) for m, e in known
+        Bar(_role(m, focus), unit.text(e.mean), place(e.mean), place(e.low), place(e.high), m is focus)
+        for m, e in known
     )
     several = any(e.n_seeds > 1 for _, e in known)
     better = "" if unit.higher_is_better else ", lower is better"
@@ -333,7 +338,8 @@ def _limits(experiment: Experiment, method: Method, client: int) -> tuple[Block,
     about = _client_entry(method.runs[0], client)
     n_test = int(about.get("n_test") or 0)
     items = [
-        f"The site's score rests on {n_test:,} test rows a seed" + (": it moves in large steps." if n_test < 50 else "."),
+        f"The site's score rests on {n_test:,} test rows a seed"
+        + (": it moves in large steps." if n_test < 50 else "."),
         "Test rows are of the same time and place as training rows. Other patients, years or devices may differ.",
         "Intervals over seeds say what splits, starts and batches change, not what other patients would.",
         "This is an evaluation of predictions on stored data, not of decisions made with them.",
@@ -347,7 +353,11 @@ def _versions(method: Method, version: str) -> tuple[Block, ...]:
     run = method.runs[0]
     keys = (("dqnfed", "dqnfed"), ("Python", "python"), ("torch", "torch"), ("NumPy", "numpy"), ("System", "platform"))
     pairs = [(title, str(run.env[key])) for title, key in keys if run.env.get(key)]
-    pairs += [(title, str(run.env[key])) for title, key in (("Started", "started"), ("Command", "command")) if run.env.get(key)]
+    pairs += [
+        (title, str(run.env[key]))
+        for title, key in (("Started", "started"), ("Command", "command"))
+        if run.env.get(key)
+    ]
     pairs.append(("This statement", f"made by dqnfed {version}"))
     blocks: list[Block] = [Facts(tuple(pairs))]
     rows = []

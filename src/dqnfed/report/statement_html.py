@@ -78,7 +78,8 @@ def _grid(block: Grid) -> str:
         for first, *cells in block.rows
     )
     caption = f'<p class="caption">{escape(block.caption)}</p>' if block.caption else ""
-    return f'{caption}<div class="scroll"><table{style}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>\n'
+    table = f"<table{style}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'{caption}<div class="scroll">{table}</div>\n'
 
 
 def _cell(title: str, text: str) -> str:

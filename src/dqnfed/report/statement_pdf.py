@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dqnfed.report.statement import Bar, Bars, Block, Facts, Grid, Signatures, Statement, Text
-from dqnfed.report.statement_html import LINES, is_sums
+from dqnfed.report.statement_html import DIGITS_OF_A_SUM, LINES, is_sums
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ class Face(NamedTuple):
 
 
 TITLE, HEAD, LEAD, BODY = Face(22, is_bold=True), Face(11.5, is_bold=True), Face(11.2), Face(9)
-BOLD, SMALL, SUM = Face(9, is_bold=True), Face(7.8, MUTED), Face(5.5, is_mono=True)
+BOLD, SMALL, SUM = Face(9, is_bold=True), Face(7.8, MUTED), Face(6.6, is_mono=True)
 QUIET, CELL, CELL_HEAD = Face(9, MUTED), Face(8.2), Face(8.2, is_bold=True)
 
 
@@ -127,21 +127,32 @@ def write_pdf(statement: Statement, path: Path) -> None:
     sheets = Sheets()
     _title(sheets, statement)
     for section in statement.sections:
-        sheets.room(HEAD.leading + 46 + (140 if isinstance(section.blocks[0], Signatures) else 0))
+        sheets.room(HEAD.leading + 3 + height_of_start(section.blocks[0]))
         sheets.paragraph(section.title, HEAD)
         sheets.y += 3
         for block in section.blocks:
             _block(sheets, block)
         sheets.y += 10
     title = f"Site statement: {statement.site}"
-    with rc_context({"pdf.fonttype": 42, "font.family": "DejaVu Sans"}):
-        with PdfPages(path, metadata={"Title": title, "Subject": statement.experiment, "Creator": "dqnfed"}) as file:
-            for number, draws in enumerate(sheets.pages, start=1):
-                figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-                for draw in draws:
-                    draw(figure)
-                _foot(figure, f"{title} · {statement.experiment} · {statement.made}", number, len(sheets.pages))
-                file.savefig(figure)
+    settings, facts = {"pdf.fonttype": 42}, {"Title": title, "Subject": statement.experiment, "Creator": "dqnfed"}
+    with rc_context(settings), PdfPages(path, metadata=facts) as file:
+        for number, draws in enumerate(sheets.pages, start=1):
+            figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
+            for draw in draws:
+                draw(figure)
+            _foot(figure, f"{title} · {statement.experiment} · {statement.made}", number, len(sheets.pages))
+            file.savefig(figure)
+
+
+def height_of_start(block: Block) -> float:
+    """Return how much of a section's first block belongs on the page of its title."""
+    match block:
+        case Bars():
+            return SMALL.leading + 24.0 * len(block.bars)
+        case Signatures():
+            return 50.0 + 34.0 * len(LINES)
+        case _:
+            return 46.0
 
 
 def _title(sheets: Sheets, statement: Statement) -> None:
@@ -198,8 +209,8 @@ def _facts(sheets: Sheets, block: Facts) -> None:
 def _grid(sheets: Sheets, block: Grid) -> None:
     """Draw a table whose columns get room by their widest text; a row stays on one page, the head comes again."""
     face = SUM if is_sums(block) else CELL
-    cells = [block.heads, *block.rows]
-    widths = column_widths(cells, face, left=is_sums(block))
+    rows = [tuple(in_halves(cell) for cell in row) for row in block.rows] if is_sums(block) else block.rows
+    widths = column_widths([block.heads, *rows], face)
     if block.caption:
         sheets.room(3 * SMALL.leading)
         sheets.paragraph(block.caption, SMALL)
@@ -207,16 +218,16 @@ def _grid(sheets: Sheets, block: Grid) -> None:
 
     def row(texts: Sequence[str], face: Face, *, first: Face) -> float:
         columns = [
-            lines_of(text, first if i == 0 else face, w - GAP) for i, (text, w) in enumerate(zip(texts, widths, strict=True))
+            lines_of(text, first if i == 0 else face, w - GAP)
+            for i, (text, w) in enumerate(zip(texts, widths, strict=True))
         ]
-        height = max(
-            len(lines) * (first if i == 0 else face).leading for i, lines in enumerate(columns)
-        ) + 5
+        height = max(len(lines) * (first if i == 0 else face).leading for i, lines in enumerate(columns)) + 5
         x = LEFT
         for i, (lines, width) in enumerate(zip(columns, widths, strict=True)):
             used, is_right = (first if i == 0 else face), i > 0 and not is_sums(block)
             for n, line in enumerate(lines):
-                below = used._replace(colour=MUTED, size=used.size - 0.8) if n and "\n" in texts[i] else used
+                is_second = n > 0 and "\n" in texts[i] and not is_sums(block)
+                below = used._replace(colour=MUTED, size=used.size - 0.8) if is_second else used
                 at = x + width - (GAP if i < len(widths) - 1 else 0) if is_right else x
                 sheets.line(at, sheets.y + 3 + n * used.leading, line, below, right=is_right)
             x += width
@@ -230,7 +241,7 @@ def _grid(sheets: Sheets, block: Grid) -> None:
 
     sheets.room(4 * CELL.leading + 12)
     head()
-    for texts in block.rows:
+    for texts in rows:
         n_lines = max(
             len(lines_of(text, CELL if i == 0 else face, w - GAP))
             for i, (text, w) in enumerate(zip(texts, widths, strict=True))
@@ -244,19 +255,27 @@ def _grid(sheets: Sheets, block: Grid) -> None:
     sheets.y += 10
 
 
-def column_widths(cells: Sequence[Sequence[str]], face: Face, *, left: bool) -> list[float]:
-    """Return the columns' widths, which fill a line: what their texts need, made narrower alike where it is too much."""
-    wanted = []
+def in_halves(text: str) -> str:
+    """Return a checksum in two lines."""
+    return f"{text[:32]}\n{text[32:]}" if len(text) == DIGITS_OF_A_SUM else text
+
+
+def column_widths(cells: Sequence[Sequence[str]], face: Face) -> list[float]:
+    """Return the columns' widths, which fill a line: room for the longest word of each, then for longer texts."""
+    least, most = [], []
     for i in range(len(cells[0])):
         texts = [(row[i], CELL_HEAD if r == 0 else CELL if i == 0 else face) for r, row in enumerate(cells)]
-        longest = max(width_of(known_letters(part, f), f) for text, f in texts for part in text.split("\n"))
-        words = max(width_of(known_letters(word, f), f) for text, f in texts for word in text.split() or [""])
-        wanted.append((min(longest, max(words, 160.0 if i == 0 else 110.0) if not left else longest) + GAP + 1))
-    total = sum(wanted)
-    if total > INNER:
-        return [INNER * width / total for width in wanted]
-    rest = INNER - total
-    return [wanted[0] + (0 if left else rest * 0.35), *(w + (rest * (1 if left else 0.65) / max(1, len(wanted) - 1)) for w in wanted[1:])]
+        lines = [(known_letters(part, f), f) for text, f in texts for part in text.split("\n")]
+        least.append(GAP + 1 + max(width_of(word, f) for line, f in lines for word in line.split(" ")))
+        most.append(GAP + 1 + max(width_of(line, f) for line, f in lines))
+    if sum(least) > INNER:
+        return [INNER * width / sum(least) for width in least]
+    room = INNER - sum(least)
+    wanted = sum(most) - sum(least)
+    share = min(1.0, room / wanted) if wanted else 0.0
+    widths = [low + share * (high - low) for low, high in zip(least, most, strict=True)]
+    rest = (INNER - sum(widths)) / max(1, len(widths) - 1)
+    return [widths[0], *(width + rest for width in widths[1:])]
 
 
 def _bar(sheets: Sheets, bar: Bar) -> None:
@@ -269,8 +288,12 @@ def _bar(sheets: Sheets, bar: Bar) -> None:
     sheets.box(start, sheets.y, width, height, FAINT)
     sheets.box(start, sheets.y, width * bar.place, height, MAIN if bar.is_main else OTHER)
     if math.isfinite(bar.low):
-        sheets.box(start + width * bar.low, sheets.y + height / 2 - 1.5, max(1.0, width * (bar.high - bar.low)), 3.0, "#ffffff")
-        sheets.box(start + width * bar.low, sheets.y + height / 2 - 0.7, max(1.0, width * (bar.high - bar.low)), 1.4, INK)
+        sheets.box(
+            start + width * bar.low, sheets.y + height / 2 - 1.5, max(1.0, width * (bar.high - bar.low)), 3.0, "#ffffff"
+        )
+        sheets.box(
+            start + width * bar.low, sheets.y + height / 2 - 0.7, max(1.0, width * (bar.high - bar.low)), 1.4, INK
+        )
     sheets.line(LEFT + INNER, sheets.y + 1, bar.text, face, right=True)
     sheets.y += max(19.0, len(lines) * face.leading + 3)
 

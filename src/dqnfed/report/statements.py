@@ -29,7 +29,9 @@ def write_statements(
         raise ValueError(f"there is no run to state anything about: {reasons}.")
     if len(experiments) > 1:
         names = ", ".join(experiment.name for experiment in experiments)
-        raise ValueError(f"a statement is about one experiment, but the runs belong to {names}; give the folder of one.")
+        raise ValueError(
+            f"a statement is about one experiment, but the runs belong to {names}; give the folder of one."
+        )
     [experiment] = experiments
     out.mkdir(parents=True, exist_ok=True)
     written = []
