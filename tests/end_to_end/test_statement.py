@@ -165,6 +165,7 @@ TOO_WIDE = """
 """
 # texts that cover each other, in tables, bars, lists and facts
 OVERLAPS = """
+  document.querySelectorAll(".unseen").forEach((e) => e.remove());
   const found = [], kinds = "td, th, dt, dd, li, h1, h2, h3, p, .label, .value, .who, .amount";
   const leaves = [...document.querySelectorAll(kinds)]
     .filter((e) => e.offsetWidth && !e.closest(".unseen, [hidden], .plot") && e.textContent.trim());
