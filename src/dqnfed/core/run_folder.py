@@ -31,7 +31,7 @@ except ImportError:  # not on Windows: there, nobody watches over the folder
 CLIENT_COLUMNS = ("round", "client", "n", "loss_before", "loss_after", "accuracy")
 LINE_FILES = ("metrics.jsonl", "clients.csv")  # a line or some a round
 FIXED_FILES = ("config.toml", "clients.json", "env.json", "features.json", "flower.json")  # written before round 0
-FINAL_FILES = (*FIXED_FILES, *LINE_FILES, "model.safetensors", "noise.json", "summary.json")
+FINAL_FILES = (*FIXED_FILES, *LINE_FILES, "model.safetensors", "noise.json", "breakdown.json", "summary.json")
 ClientRow = tuple[Any, ...]
 UNFINISHED = 10**9  # the round of a half-written line: later than any other
 HIDDEN = "***"
@@ -72,7 +72,7 @@ class RunFolder:
         self.close()
         with clear_disk_errors(self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-            for left_over in (CHECKSUMS, "summary.json", "model.safetensors", "noise.json"):
+            for left_over in (CHECKSUMS, "summary.json", "model.safetensors", "noise.json", "breakdown.json"):
                 (self.path / left_over).unlink(missing_ok=True)
             for pattern in ("checkpoint*.json", "state-*"):
                 for left in (self.path / "checkpoint").glob(pattern):

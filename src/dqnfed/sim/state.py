@@ -105,6 +105,7 @@ class State:
     totals: dict[str, float] = field(
         default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}
     )
+    is_diverging: bool = False  # at the last evaluation; not saved, so that a resumed run says it again
     rho_sum: float = 0.0
     rho_n: int = 0
     n_dropped: int = 0
