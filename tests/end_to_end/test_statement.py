@@ -195,6 +195,17 @@ def test_one_site_can_be_asked_for_and_an_unknown_one_is_named(runs: Path, tmp_p
     assert "no client 'Budapest'" in str(found.exception) + found.output
 
 
+def test_of_a_run_over_a_network_it_says_what_left(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "dqn-fed" / "0", tmp_path / "run")
+    (tmp_path / "run" / "flower.json").write_text("{}")
+    [page, _] = write_statements([tmp_path / "run"], tmp_path / "out", {}, clients=["cleveland"])
+    text = page.read_text()
+    assert "The training ran over a network" in text
+    assert "nothing was sent" not in text
+    assert "<dt>Table</dt><dd>the site&#x27;s own, which stayed there</dd>" in text
+    assert "for so many test rows" in text  # one seed has the interval of its rows
+
+
 def test_hostile_and_foreign_names_stay_text_inside_the_folder(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     names = ["<script>alert(1)</script>", "../../etc/x", "北京医院", "Łódź & Ćwik $x_1$"]

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dqnfed.core.checksums import listed_checksums
-from dqnfed.report.breakdown import breakdown, gap_sentence
+from dqnfed.report.breakdown import breakdown, gap_sentence, of_share, widened
 from dqnfed.report.breakdown_tables import hint_of, interval_of, number_text
 from dqnfed.report.comparison import REFERENCES, Experiment, Method
 from dqnfed.report.headline import behind_sentences, client_sentence
 from dqnfed.report.joining import ALONE, POOLED, Estimate, by_client, estimate, joining
 from dqnfed.report.reader import Run
 from dqnfed.report.run_files import block, read_json
+from dqnfed.report.sections import count
 from dqnfed.report.tables import MISSING
 from dqnfed.report.units import SPACE, Unit, unit_of
 
@@ -135,6 +136,8 @@ def _data(experiment: Experiment, method: Method, client: int) -> tuple[Block, .
     classes = learnt.get("classes") or []
     columns = block(learnt, "preprocessing")
     source = Path(str(data["file"])).name if data.get("file") else str(data.get("name") or experiment.name)
+    if is_deployed(run):
+        source = "the site's own, which stayed there"
     pairs = [("Site", str(about.get("name", client))), ("Table", source)]
     if about.get("group"):
         pairs.append(("Group of sites", str(about["group"])))
@@ -145,6 +148,8 @@ def _data(experiment: Experiment, method: Method, client: int) -> tuple[Block, .
     if labels:
         counted = ", ".join(f"{_class_name(classes, label)} {n:,}" for label, n in labels.items())
         pairs.append(("Training rows by class", counted))
+    elif classes:
+        pairs.append(("Classes", ", ".join(classes)))
     numeric, categorical = (", ".join(c["name"] for c in columns.get(kind, ())) for kind in ("numeric", "categorical"))
     pairs += [(title, text) for title, text in (("Numbers used", numeric), ("Categories used", categorical)) if text]
     if data.get("drop"):
@@ -180,7 +185,8 @@ def _method(experiment: Experiment, method: Method, titles: Mapping[str, Mapping
     ]
     if (n := _identity(run).get("parameters")) is not None:
         pairs.append(("Parameters", f"{n:,}"))
-    work = [f"{train[key]} {what}" for key, what in (("rounds", "rounds"), ("epochs", "local epochs")) if key in train]
+    steps = (("rounds", "round"), ("epochs", "local epoch"))
+    work = [count(int(train[key]), what) for key, what in steps if isinstance(train.get(key), int)]
     work += [f"batches of {train['batch_size']}"] if isinstance(train.get("batch_size"), int) else []
     if work:
         pairs.append(("Training", ", ".join(work)))
@@ -209,7 +215,6 @@ def _kept(method: Method) -> str:
 
 def _left(experiment: Experiment, method: Method, titles: Mapping[str, Mapping[str, Any]]) -> tuple[Block, ...]:
     run = method.runs[0]
-    is_deployed = (run.folder / FLOWER_FILE).is_file()
     payload = titles.get(method.algorithm, {}).get("payload")
     reply = f"the method's reply, {payload} numbers (n: parameters of the model)" if payload else "the method's reply"
     totals, n_clients = block(run.summary, "totals"), max(1, len(run.clients))
@@ -217,21 +222,26 @@ def _left(experiment: Experiment, method: Method, titles: Mapping[str, Mapping[s
     if isinstance(totals.get("bytes_up"), int | float) and run.n_rounds:
         size = f"; on average {totals['bytes_up'] / n_clients / run.n_rounds / 1024:,.1f} KiB a round and site"
     items = []
-    if (run.folder / "features.json").is_file() and is_deployed:
+    if (run.folder / "features.json").is_file() and is_deployed(run):
         items.append(
             "before the training: the site's name and number, the schema's checksum, numbers of rows; for each number "
             "how many values are known and missing, mean and sum of squared deviations; of categories that the schema "
             "does not list, those of 5 training rows or more"
         )
     items += [f"in every round: {reply}{size}", "at evaluations: losses, score and numbers of rows of each part"]
-    items += ["if something fails: that it failed, and the kind of error"] if is_deployed else []
+    items += ["if something fails: that it failed, and the kind of error"] if is_deployed(run) else []
     lead = (
         "This was a simulation: all rows lay on one computer and nothing was sent. In a deployment of the same method, "
         "the following would leave the site, and no row:"
     )
-    if is_deployed:
+    if is_deployed(run):
         lead = "The training ran over a network. The following left the site, and no row did:"
     return (Text(lead, tuple(items)), Text(_privacy(run)))
+
+
+def is_deployed(run: Run) -> bool:
+    """Return whether the training ran over a network."""
+    return (run.folder / FLOWER_FILE).is_file()
 
 
 def _privacy(run: Run) -> str:
@@ -253,7 +263,7 @@ def _privacy(run: Run) -> str:
 
 def _results(experiment: Experiment, client: int) -> tuple[Block, ...]:
     unit = unit_of(experiment)
-    found = [(m, estimate(by_client(m, unit).get(client, {}))) for m in _in_order(experiment)]
+    found = [(m, _estimate(experiment, m, client)) for m in _in_order(experiment)]
     known = [(m, e) for m, e in found if math.isfinite(e.mean)]
     if not known:
         return (Text("No score is known of this site: it has no test rows, or none was finite."),)
@@ -269,7 +279,9 @@ def _results(experiment: Experiment, client: int) -> tuple[Block, ...]:
     )
     several = any(e.n_seeds > 1 for _, e in known)
     better = "" if unit.higher_is_better else ", lower is better"
-    over = f"mean over {len(experiment.seeds)} seeds; line: 95{SPACE}% interval over seeds" if several else "one seed"
+    over = "one seed" if not several else f"mean over {len(experiment.seeds)} seeds"
+    if any(math.isfinite(e.low) for _, e in known):
+        over += f"; line: 95{SPACE}% interval " + ("over seeds" if several else "for so many test rows")
     rows = []
     for m, e in known:
         everybody = [estimate(values).mean for values in by_client(m, unit).values()]
@@ -281,6 +293,15 @@ def _results(experiment: Experiment, client: int) -> tuple[Block, ...]:
     heads = ("Training", unit.name.capitalize() if unit.name.islower() else unit.name, f"95{SPACE}% interval")
     grid = Grid((*heads, "Mean over sites", "Place of this site"), tuple(rows))
     return (Bars(bars, f"Test {unit.name}{better}, {over}."), grid)
+
+
+def _estimate(experiment: Experiment, method: Method, client: int) -> Estimate:
+    """Return the client's score; the interval of an accuracy of one seed is what so many test rows can tell."""
+    found = estimate(by_client(method, unit_of(experiment)).get(client, {}))
+    if found.n_seeds != 1 or experiment.score != "accuracy":
+        return found
+    n_test = int(_client_entry(method.runs[0], client).get("n_test") or 0)
+    return widened(found, of_share(found.mean / 100, n_test))
 
 
 def _in_order(experiment: Experiment) -> list[Method]:
@@ -310,7 +331,9 @@ def _scale(unit: Unit, estimates: Iterable[Estimate]) -> tuple[float, float]:
 def _groups(experiment: Experiment, method: Method, client: int) -> tuple[Block, ...]:
     columns = breakdown(experiment, method, client)
     if not columns:
-        why = "No groups were reported. `--breakdown sex,age` of `dqnfed compare` reports the groups of these columns."
+        why = "No groups were reported: the option --breakdown sex,age of dqnfed compare names their columns."
+        if is_deployed(method.runs[0]):
+            why = "None are reported: which rows belong to a group does not leave the site."
         return (Text(why),)
     unit = unit_of(experiment)
     blocks: list[Block] = [Text(hint_of(method.runs), style="note")]
@@ -337,9 +360,9 @@ def _told(value: Estimate, unit: Unit) -> str:
 def _limits(experiment: Experiment, method: Method, client: int) -> tuple[Block, ...]:
     about = _client_entry(method.runs[0], client)
     n_test = int(about.get("n_test") or 0)
+    a_seed, step = " a seed" if len(method.runs) > 1 else "", ": it moves in large steps." if n_test < 50 else "."
     items = [
-        f"The site's score rests on {n_test:,} test rows a seed"
-        + (": it moves in large steps." if n_test < 50 else "."),
+        f"The score rests on {count(n_test, 'test row')}{a_seed}{step}",
         "Test rows are of the same time and place as training rows. Other patients, years or devices may differ.",
         "Intervals over seeds say what splits, starts and batches change, not what other patients would.",
         "This is an evaluation of predictions on stored data, not of decisions made with them.",
