@@ -57,7 +57,8 @@ def _lead(known: Sequence[ClientGain], found: Joining) -> str:
     n_open, n_single, n_alike = (verdicts.count(verdict) for verdict in ("open", "one seed", "alike"))
     seeds = sorted({gain.paired.n_seeds for gain in known if gain.paired is not None})
     over = f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    left = "" if not n_open else f"; for {'the other ' if n_open < n else ''}{n_open} the 95{SP}% interval holds 0"
+    others = "the other " if n_open == n - gains - losses < n else ""
+    left = "" if not n_open else f"; for {others}{n_open} the 95{SP}% interval holds 0"
     if n_alike:
         left += f"; {n_alike} change by the same with every seed, too few for an interval"
     if n_single:
@@ -90,7 +91,9 @@ def _least(known: Sequence[ClientGain], unit: Unit) -> str:
     which = "most" if oriented < 0 else "least"
     has_interval = len(least) == 1 and least[0].paired is not None and least[0].paired.error > 0
     interval = f" ({interval_text(least[0], unit)})" if has_interval else ""
-    return f"{names} {verb} {which}: {unit.change(least[0].difference)}{interval}."
+    is_settled = has_interval or least[0].verdict(unit) in ("gain", "loss", "one seed")
+    chance = "" if is_settled else ", which may be chance"
+    return f"{names} {verb} {which}: {unit.change(least[0].difference)}{interval}{chance}."
 
 
 def _unchanged(least: Sequence[ClientGain]) -> str:
@@ -141,7 +144,9 @@ def client_sentence(gain: ClientGain, found: Joining) -> str:
 def interval_text(gain: ClientGain, unit: Unit) -> str:
     """Return the interval of a change in words."""
     assert gain.paired is not None
-    return f"95{SP}% interval {unit.signed(gain.paired.low)} to {unit.signed(gain.paired.high)}"
+    most = 100.0 if unit.points else math.inf  # scores from 0 to 100 cannot differ by more
+    low, high = max(gain.paired.low, -most), min(gain.paired.high, most)
+    return f"95{SP}% interval {unit.signed(low)} to {unit.signed(high)}"
 
 
 def behind_sentences(experiment: Experiment) -> list[str]:

@@ -44,13 +44,13 @@ def fairness_html(table: FairnessTable, *, caption: str) -> str:
 
 def significance_html(experiment: Experiment) -> str:
     """Return the paired test of every method against the one in focus; empty where no two seeds are shared."""
-    reference = experiment.focus
+    reference, digits = experiment.focus, 4 if experiment.score == "loss" else 2
     found = {key: against_reference(experiment, key, reference) for key in TESTED}
     if not any(paired for column in found.values() for paired in column):
         return ""
     heads = [head for key in TESTED for head in (plain_head(MEASURE[key].title), plain_head("p"))]
     rows = [
-        (method.label, [cell for key in TESTED for cell in _paired_cells(found[key][i], MEASURE[key])])
+        (method.label, [cell for key in TESTED for cell in _paired_cells(found[key][i], digits)])
         for i, method in enumerate(experiment.methods)
         if i != reference
     ]
@@ -195,10 +195,9 @@ def _printed_cell(entry: Printed | None, measure: Measure) -> str:
     return MISSING if entry is None else f"{entry.value:.{measure.decimals}f}{MARK if entry.impossible else ''}"
 
 
-def _paired_cells(paired: Paired | None, measure: Measure) -> tuple[str, str]:
+def _paired_cells(paired: Paired | None, digits: int) -> tuple[str, str]:
     if paired is None:
         return MISSING, MISSING
-    digits = measure.decimals
     difference = f"{paired.difference:+.{digits}f}".replace("-", MINUS)
     interval = f"[{paired.low:.{digits}f}, {paired.high:.{digits}f}]".replace("-", MINUS)
     p = "&lt; 0.001" if paired.p < 0.001 else f"{paired.p:.3f}"

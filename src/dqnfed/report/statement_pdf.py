@@ -134,8 +134,8 @@ def write_pdf(statement: Statement, path: Path) -> None:
             _block(sheets, block)
         sheets.y += 10
     title = f"Site statement: {statement.site}"
-    settings, facts = {"pdf.fonttype": 42}, {"Title": title, "Subject": statement.experiment, "Creator": "dqnfed"}
-    with rc_context(settings), PdfPages(path, metadata=facts) as file:
+    facts = {"Title": title, "Subject": statement.experiment, "Creator": "dqnfed"}
+    with rc_context({"pdf.fonttype": 42}), PdfPages(path, metadata=facts) as file:
         for number, draws in enumerate(sheets.pages, start=1):
             figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
             for draw in draws:

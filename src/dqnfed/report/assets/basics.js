@@ -24,11 +24,6 @@ const known = (value) => value !== null && value !== undefined && Number.isFinit
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 const formats = new Map(); // making a format takes longer than using it a hundred times
-/** Scores from 0 to 100 have one decimal; a loss is about 1. */
-function scoreDigits(data) {
-  return data.score === "loss" ? 3 : 1;
-}
-
 function decimals(value, digits) {
   if (!formats.has(digits))
     formats.set(digits, new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
