@@ -92,8 +92,11 @@ def cell(value: Estimate, unit: Unit) -> str:
 
 
 def interval_of(value: Estimate, unit: Unit) -> str:
-    """Return an interval in brackets, nothing where there is none; a score from 0 to 100 stays in these bounds."""
-    if not math.isfinite(value.low):
+    """Return an interval in brackets; a score from 0 to 100 stays in these bounds.
+
+    Nothing where there is none, or one without width: a few seeds that agree are no certainty.
+    """
+    if not math.isfinite(value.low) or value.high - value.low < 1e-9:
         return ""
     low, high = (max(0.0, value.low), min(100.0, value.high)) if unit.points else (value.low, value.high)
     return f"[{unit.text(low).removesuffix(unit.suffix)},{SPACE}{unit.text(high).removesuffix(unit.suffix)}]"
