@@ -17,6 +17,7 @@ from dqnfed.report.units import SPACE, Unit, unit_of
 
 BREAKDOWN_FILE = "breakdown.json"
 Z = 1.959964
+RECOGNISED = "recognised"
 MANY_CLASSES = 2  # with more, rates of single classes would fill the page
 Entry = Mapping[str, Any]
 
@@ -133,7 +134,7 @@ def rates_of(entries: Mapping[int, Entry], classes: Sequence[str], score: str, u
     if len(classes) <= MANY_CLASSES:
         for c, name in enumerate(classes):
             counts = [(e["right"][c], e["of_class"][c]) for e in entries.values()]
-            found.append(Rate(f"recognised {name}", rate(counts, times), percent))
+            found.append(Rate(f"{RECOGNISED} {name}", rate(counts, times), percent))
         counts = [(e["said"][-1], e["n"]) for e in entries.values()]
         found.append(Rate(f"predicted {classes[-1]}", rate(counts, times), percent))
     if score != "auc":

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from dqnfed.report.breakdown import Column, Group, breakdown, gap_sentence
+from dqnfed.report.breakdown import RECOGNISED, Column, Group, breakdown, gap_sentence
 from dqnfed.report.comparison import Experiment
 from dqnfed.report.html_tables import Head, methods_table, plain_head
 from dqnfed.report.joining import Estimate
@@ -26,7 +26,7 @@ def breakdown_html(experiment: Experiment) -> str:
     clients = {c.client: c.name for run in experiment.runs for c in run.clients}
     shown = sorted(clients)[:MAX_CLIENTS]
     inside = {c: breakdown(experiment, method, c) for c in shown}
-    title, hint = f"Groups inside clients, {method.label}", hint_of(method.runs)
+    title, hint = f"Groups inside clients, {method.label}", hint_of(method.runs, overall)
     html = [f'<h3>{escape(title)}</h3><p class="hint">{escape(hint)}</p>']
     for i, column in enumerate(overall):
         html.append(f'<p class="gap">{escape(gap_sentence(column, unit))}</p>')
@@ -36,13 +36,17 @@ def breakdown_html(experiment: Experiment) -> str:
     return "".join(html)
 
 
-def hint_of(runs: Sequence[Run]) -> str:
-    """Return how sizes and intervals are to be read."""
+def hint_of(runs: Sequence[Run], columns: Sequence[Column]) -> str:
+    """Return how sizes, rates and intervals are to be read."""
     n = "test rows, mean over seeds" if len(runs) > 1 else "test rows"
     over = "the wider one of Student's over seeds and " if len(runs) > 1 else ""
+    has_rates = any(rate.title.startswith(RECOGNISED) for c in columns for g in c.groups for rate in g.rates)
+    rates = ""
+    if has_rates:
+        rates = "Recognised: share of a class's rows that are predicted so; predicted: share of all rows. "
     return (
-        f"n: {n}. Intervals: 95{SPACE}%, {over}what so many rows can tell (rates: Wilson; AUC: Hanley and McNeil). "
-        "They are not adjusted for the number of groups, and small groups say little."
+        f"n: {n}. {rates}Intervals: 95{SPACE}%, {over}what so many rows can tell (rates: Wilson; AUC: Hanley and "
+        "McNeil). They are not adjusted for the number of groups, and small groups say little."
     )
 
 

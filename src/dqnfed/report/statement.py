@@ -336,7 +336,7 @@ def _groups(experiment: Experiment, method: Method, client: int) -> tuple[Block,
             why = "None are reported: which rows belong to a group does not leave the site."
         return (Text(why),)
     unit = unit_of(experiment)
-    blocks: list[Block] = [Text(hint_of(method.runs), style="note")]
+    blocks: list[Block] = [Text(hint_of(method.runs, columns), style="note")]
     for column in columns:
         if not column.groups:
             blocks.append(Text(f"By {column.name}: no test row."))
