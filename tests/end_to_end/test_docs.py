@@ -17,7 +17,15 @@ from tests.helpers.repository import ROOT
 
 BLOCKS = {page: blocks_of(page) for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 PAGES = [page for page, blocks in BLOCKS.items() if any(b.is_executed_python or b.is_executed_command for b in blocks)]
-LONG = ("use-a-model", "wrong-labels", "report", "datasets", "convex-workbench", "theorems")  # in `make test-all`
+LONG = (
+    "use-a-model",
+    "four-hospitals",
+    "wrong-labels",
+    "report",
+    "datasets",
+    "convex-workbench",
+    "theorems",
+)  # in `make test-all`
 LEFT_OUT = [block for blocks in BLOCKS.values() for block in blocks if block.reason_not_executed]
 
 

@@ -300,7 +300,7 @@ def test_a_run_without_client_files_still_has_its_curves(browser: "Chrome", tmp_
     open_page(browser, write_report([folder], tmp_path / "page.html").as_uri())
     assert ask(browser, "document.querySelectorAll('[data-chart=convergence] path.line').length") == 1
     assert ask(browser, "document.querySelector('[data-chart=histogram]').innerText").endswith(
-        "These runs hold no client accuracies."
+        "These runs hold no scores of clients."
     )
     assert ask(browser, "document.querySelector('[data-part=clients]').hidden")
     assert console_errors(browser) == []

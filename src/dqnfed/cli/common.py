@@ -40,6 +40,7 @@ def main(
     """Fair and fast federated learning: DQN-Fed, the methods it is compared with, and honest fairness reports."""
 
 
+MANY_SEEDS = 5  # more are told together
 DIVERGED = 3  # exit code of a run whose loss is not finite or has risen
 console = Console()
 errors = Console(stderr=True)
@@ -74,6 +75,14 @@ ClientColumn = Annotated[
 LabelColumn = Annotated[str | None, typer.Option("--label", help="Its column that is to be learnt.")]
 GroupColumn = Annotated[str | None, typer.Option("--group", help="Its column of declared groups of clients.")]
 DroppedColumns = Annotated[str, typer.Option("--drop", help="Its columns to leave out, separated by commas.")]
+Breakdown = Annotated[
+    str,
+    typer.Option(
+        "--breakdown",
+        help="Columns of a table whose groups of rows are reported in every client, separated by commas: sex,age or, "
+        "with edges of bands, age:45:65. A column may be dropped and still be reported.",
+    ),
+]
 TaskName = Annotated[str, typer.Option("--task", metavar="auto|classification|regression")]
 Score = Annotated[
     str | None, typer.Option("--score", metavar="accuracy|auc|f1|loss", help="What fairness is measured on.")
@@ -154,6 +163,12 @@ def data_dir_change(data_dir: Path | None) -> list[str]:
 def select_change(select: str | None) -> list[str]:
     """Return the change that says which model is kept."""
     return [] if select is None else [f"eval.select={json.dumps(select)}"]
+
+
+def breakdown_change(columns: str) -> list[str]:
+    """Return the change that says which columns' groups are reported."""
+    names = names_of(columns)
+    return [f"data.breakdown={json.dumps(names)}"] if names else []
 
 
 def name_change(algorithm: str | None) -> list[str]:
@@ -243,15 +258,22 @@ def print_kept(planned: Sequence[Any], done: Sequence[Path], quiet: bool) -> Non
     from dqnfed.core.run_folder import RunFolder
     from dqnfed.sim.choice import LAST, RULES
 
-    rounds: dict[tuple[str, str], list[str]] = {}
+    rounds: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for run in planned:
         summary = (RunFolder(run.folder).summary() or {}) if run.folder in done and not quiet else {}
         if (select := summary.get("select", LAST)) != LAST:
             key = (run.config.algorithm.name, RULES[select])
-            rounds.setdefault(key, []).append(f"{summary['kept_round']} (seed {run.config.run.seed})")
+            rounds.setdefault(key, []).append((summary["kept_round"], run.config.run.seed))
     for (name, rule), kept in rounds.items():
-        line = f"{name}: kept the model of round {', '.join(kept)}: {rule}"
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(f"{name}: kept the model of {kept_rounds(kept)}: {rule}", soft_wrap=True, highlight=False)
+
+
+def kept_rounds(kept: Sequence[tuple[int, int]]) -> str:
+    """Return which rounds' models were kept, seed by seed; of many seeds the first, the middle and the last round."""
+    if len(kept) <= MANY_SEEDS:
+        return "round " + ", ".join(f"{round} (seed {seed})" for round, seed in kept)
+    rounds = sorted(round for round, _ in kept)
+    return f"rounds {rounds[0]} to {rounds[-1]} (middle {rounds[len(rounds) // 2]}, {len(kept)} seeds)"
 
 
 def refuse_without_method(changes: Sequence[str] | None, config: Any, algorithms: Sequence[str]) -> None:

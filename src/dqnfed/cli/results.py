@@ -55,6 +55,32 @@ def report(
 
 
 @app.command()
+def statement(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of one experiment, or the folder above them.")],
+    client: Annotated[
+        list[str] | None, typer.Option("--client", help="Only this client; may be given several times.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder; default: statements in the first folder.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a statement for each site's ethics board: one HTML page and one PDF a client.
+
+    Data used, method, what left the site, results with intervals, groups (--breakdown of `run` and `compare`), versions
+    and checksums, and places to sign.
+
+    Examples:  dqnfed statement runs/clinics  |  dqnfed statement runs/clinics --client Avon --out for-the-board
+    """
+    from dqnfed.experiments.catalogue import algorithms
+    from dqnfed.report.statements import write_statements
+
+    titles = {str(row["name"]): row for row in algorithms()}
+    here = next((path for path in runs if path.is_dir()), Path())
+    for path in write_statements(runs, out or here / "statements", titles, clients=client or []):
+        if not quiet:
+            console.print(escape(f"statement: {path}"), soft_wrap=True)
+
+
+@app.command()
 def watch(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
     host: Annotated[str, typer.Option("--host", help="Other addresses than loopback let others look.")] = "127.0.0.1",

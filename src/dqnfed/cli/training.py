@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dqnfed.cli.common import (
+    Breakdown,
     Changes,
     ClientColumn,
     Data,
@@ -26,6 +27,7 @@ from dqnfed.cli.common import (
     TaskName,
     Verbose,
     app,
+    breakdown_change,
     data_dir_change,
     default_out,
     names_of,
@@ -67,6 +69,7 @@ def run(
     label: LabelColumn = None,
     group: GroupColumn = None,
     drop: DroppedColumns = "",
+    breakdown: Breakdown = "",
     task: TaskName = "auto",
     score: Score = None,
     model: ModelName = None,
@@ -81,7 +84,7 @@ def run(
     """
     from dqnfed.experiments.experiment import run_experiment
 
-    change = [*(change or []), *select_change(select)]
+    change = [*(change or []), *select_change(select), *breakdown_change(breakdown)]
     table = OwnTable(data, client, label, group, drop, task, score, model)
     if data is not None:
         config = table.config(experiment, rounds, seed, change, algorithm)
@@ -142,6 +145,7 @@ def compare(
     label: LabelColumn = None,
     group: GroupColumn = None,
     drop: DroppedColumns = "",
+    breakdown: Breakdown = "",
     task: TaskName = "auto",
     score: Score = None,
     model: ModelName = None,
@@ -163,7 +167,7 @@ def compare(
     if epsilon is not None and data is not None:
         raise ValueError("`--epsilon` compares experiments that have a file; put the table into one (`data.file`).")
 
-    change = [*(change or []), *select_change(select)]
+    change = [*(change or []), *select_change(select), *breakdown_change(breakdown)]
     table = OwnTable(data, client, label, group, drop, task, score, model)
     if data is not None:
         config = table.config(experiment, rounds, None, change, None)

@@ -38,7 +38,7 @@ FIXED_FILES = (  # written before round 0
     "features.json",
     "flower.json",
 )
-FINAL_FILES = (*FIXED_FILES, *LINE_FILES, "model.safetensors", "noise.json", "summary.json")
+FINAL_FILES = (*FIXED_FILES, *LINE_FILES, "model.safetensors", "noise.json", "breakdown.json", "summary.json")
 ClientRow = tuple[Any, ...]
 UNFINISHED = 10**9  # the round of a half-written line: later than any other
 HIDDEN = "***"
@@ -79,7 +79,7 @@ class RunFolder:
         self.close()
         with clear_disk_errors(self.path):
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-            for left_over in (CHECKSUMS, "summary.json", "model.safetensors", "noise.json"):
+            for left_over in (CHECKSUMS, "summary.json", "model.safetensors", "noise.json", "breakdown.json"):
                 (self.path / left_over).unlink(missing_ok=True)
             for pattern in ("checkpoint*.json", "state-*"):
                 for left in (self.path / "checkpoint").glob(pattern):

@@ -118,6 +118,7 @@ def fit_preprocessing(table: Table, training: np.ndarray, columns: list[str]) ->
     together.
     """
     numeric, categorical = [], []
+    refuse_free_text(table, training, columns)
     for name in columns:
         values = table.column(name, "inputs")
         seen = values[training]
@@ -129,19 +130,33 @@ def fit_preprocessing(table: Table, training: np.ndarray, columns: list[str]) ->
             spread = spread if spread > 0 else 1.0
             numeric.append(NumericColumn(name, mean, spread, bool(is_hole(values).any()), low, high))
         else:
-            categories = tuple(sorted({str(v) for v in seen}))
-            if len(categories) > MAX_CATEGORIES:
-                raise DataError(
-                    f"column {name!r} holds {len(categories)} different texts in training, more than "
-                    f"{MAX_CATEGORIES}; it looks like "
-                    "an identifier or free text. Leave it out with --drop, or group its values."
-                )
-            categorical.append(CategoricalColumn(name, categories))
+            categorical.append(CategoricalColumn(name, tuple(sorted({str(v) for v in seen}))))
     if not numeric and not categorical:
         raise DataError(
             f"{table.source} has no columns left to learn from besides the client, the label and the group."
         )
     return Preprocessing(tuple(numeric), tuple(categorical))
+
+
+def refuse_free_text(table: Table, training: np.ndarray, columns: list[str]) -> None:
+    """Raise where columns hold more different texts than categories may: names, dates, free text; all are named."""
+    texts = {name: values for name in columns if not is_numeric(values := table.column(name, "inputs"))}
+    counts = {name: len(np.unique(values[training])) for name, values in texts.items()}
+    many = {name: n for name, n in counts.items() if n > MAX_CATEGORIES}
+    if not many:
+        return
+    named = ", ".join(f"{name!r} ({n:,})" for name, n in many.items())
+    what = "column {} holds" if len(many) == 1 else "columns {} hold"
+    raise DataError(
+        f"{what.format(named)} more than {MAX_CATEGORIES} different texts in training: identifiers, dates or free text "
+        f"are no categories. Leave them out with `--drop {','.join(many)}`, or replace them by groups or numbers."
+    )
+
+
+def constant_columns(preprocessing: Preprocessing) -> list[str]:
+    """Return the columns that have one value in training, from which nothing can be learnt."""
+    numbers = [c.name for c in preprocessing.numeric if c.low == c.high and not c.has_holes]
+    return [*numbers, *(c.name for c in preprocessing.categorical if len(c.categories) == 1)]
 
 
 def dataset_preprocessing(raw: RawData, manifest: Manifest) -> Preprocessing:

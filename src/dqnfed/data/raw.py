@@ -19,6 +19,9 @@ class Column:
 
     name: str
     codes: tuple[str, ...] = ()  # "" stands for a missing value; no codes: numbers
+    titles: tuple[
+        str, ...
+    ] = ()  # what the codes mean, in their order, for people; none: the codes speak for themselves
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class DataBlock(Block):
     drop: tuple[str, ...] = ()  # its columns to leave out
     task: Literal["auto", "classification", "regression"] = "auto"
     extremes: Literal["refuse", "missing"] = "refuse"  # its numbers that are not finite or absurd
+    breakdown: tuple[str, ...] = ()  # columns whose groups of rows are reported: "sex", or "age:45:65" for bands
 
 
 class ModelBlock(BaseModel):

@@ -19,7 +19,7 @@ from dqnfed.experiments.data_source import dealt
 SOURCES = ("official", "hub")
 # of experiments on the user's own table, where nothing else is said
 OWN_VALIDATION = 0.2  # of each client's rows
-OWN_SELECT = "loss"  # docs/how-to/own-data.md has the measurement
+OWN_SELECT = "loss"  # docs/how-to/validation.md has the measurement
 OWN_TRAINING = {"rounds": 50, "epochs": 2, "batch_size": 32, "lr": 0.1}
 OWN_METHODS = ("dqn-fed", "fedavg", "local-only", "pooled")
 

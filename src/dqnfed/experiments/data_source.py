@@ -14,10 +14,11 @@ from dqnfed.core.federation import Federation, tensor_checksum, untested_line
 from dqnfed.data import Manifest, RawData, federation_of, load, partition, split
 from dqnfed.data.cache import default_data_dir
 from dqnfed.data.catalogue import dataset_called
-from dqnfed.data.features import dataset_preprocessing
+from dqnfed.data.features import dataset_preprocessing, dataset_table
 from dqnfed.data.label_noise import LabelNoise, Truth, with_label_noise
 from dqnfed.data.raw import DataError
 from dqnfed.data.readers.images import read_clothing1m
+from dqnfed.data.row_groups import row_groups
 from dqnfed.data.table import FILE_COLUMN
 from dqnfed.data.transform import only_classes, padded, thinned
 from dqnfed.experiments.config import ConfigError, DataBlock, NoiseBlock
@@ -53,7 +54,10 @@ def data_source(data: DataBlock, seed: int, score: str | None = None) -> DataSou
         if raw.columns:  # kept with the run, so that `dqnfed predict` reads new rows in the same way
             columns = Columns(dataset_preprocessing(raw, manifest), raw.class_names)
             values = {"inputs": tensor_checksum(raw.inputs), "targets": tensor_checksum(raw.targets)}
-            own = OwnFederation(federation, columns, (), {**values, "who holds what": manifest.hash()})
+            titles = {column.name: dict(zip(column.codes, column.titles, strict=False)) for column in raw.columns}
+            found = row_groups(dataset_table(raw), data.breakdown)
+            groups = tuple(column.titled(titles[column.column]).tested(manifest) for column in found)
+            own = OwnFederation(federation, columns, (), {**values, "who holds what": manifest.hash()}, groups)
         if federation.untested:
             logger.warning("%s", untested_line(federation.untested))
     chosen, function = score_called(score, is_regression=federation.n_classes is None)
@@ -148,6 +152,7 @@ def own_data(data: DataBlock, seed: int) -> OwnData:
         validation=data.validation,
         seed=seed if data.seed is None else data.seed,
         extremes=data.extremes,
+        breakdown=data.breakdown,
     )
 
 

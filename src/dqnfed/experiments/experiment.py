@@ -27,6 +27,7 @@ from dqnfed.core.seeds import seed_number
 from dqnfed.data.cache import default_data_dir
 from dqnfed.data.catalogue import DATASETS, dataset_called
 from dqnfed.data.label_noise import Truth
+from dqnfed.experiments.breakdown import check_breakdown, write_breakdown
 from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
 from dqnfed.experiments.memory import MACHINE_FILE, NOTHING_CHOSEN, Chosen, chosen_before, chosen_now
@@ -83,6 +84,9 @@ def build_experiment(config: Config, *, is_kept: bool = False, before: Chosen | 
     fingerprint: Mapping[str, str] | None = federation.fingerprint if is_kept else None
     if is_kept and own is not None and own.fingerprint is not None:
         fingerprint = own.fingerprint
+    check_breakdown(
+        config.data.breakdown, has_table=own is not None, metrics=config.eval.metrics, part=config.eval.part
+    )
     device = chosen_device(config.run.device)
     kind = problem_kind(config)
     problem = in_precision(problem.to(device), config.run.precision)
@@ -341,8 +345,13 @@ def run_experiment(
     for line in unused_lines([(config, unused)]):
         note(line)
 
-    def completed() -> dict[str, Any]:
-        """Write what is known about wrong labels, and return what the summary says beside the engine's own facts."""
+    def completed(outputs: Callable[[], Tensor]) -> dict[str, Any]:
+        """Write what is known about groups and wrong labels, and return what the summary says beside the engine's own
+        facts.
+        """
+        own = experiment.own
+        if out is not None and own is not None and own.groups:
+            write_breakdown(out, own.groups, experiment.problem, experiment.federation.test, outputs(), own.columns)
         if out is None or experiment.truth is None:
             return {"unused": unused}
         per_client = config.eval.metrics == "per-client"

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from dqnfed.core.federation import Federation, untested_line
-from dqnfed.data.features import Preprocessing, fit_preprocessing
+from dqnfed.data.features import Preprocessing, constant_columns, fit_preprocessing
 from dqnfed.data.federate import federation_of
 from dqnfed.data.manifest import Manifest
 from dqnfed.data.partition import partition
 from dqnfed.data.raw import DataError, RawData
+from dqnfed.data.row_groups import RowGroups, row_groups
 from dqnfed.data.split import split
 from dqnfed.data.table import FILE_COLUMN, Table, as_text, is_hole, is_numeric, read_table, with_extremes
 
@@ -44,6 +45,7 @@ class OwnData:
     validation: float = 0.0
     seed: int = 0
     extremes: Extremes = "refuse"  # numbers that are not finite or absurd: refuse the table, or take them for missing
+    breakdown: tuple[str, ...] = ()  # columns whose groups of rows are reported
 
 
 class Columns(NamedTuple):
@@ -62,6 +64,7 @@ class OwnFederation(NamedTuple):
     columns: Columns
     notes: tuple[str, ...]
     fingerprint: Mapping[str, str] | None = None  # of the table, by column
+    groups: tuple[RowGroups, ...] = ()  # of the test rows, client after client
 
     def text(self) -> str:
         """Return what `FEATURES_FILE` holds: all that is needed to read new rows as these."""
@@ -125,7 +128,8 @@ def own_federation(own: OwnData) -> OwnFederation:
     notes += told_about(table, preprocessing, manifest, raw, classes)
     raw = replace(raw, inputs=torch.from_numpy(preprocessing.apply(table)))
     federation = federation_of(raw, manifest, groups(table, own, names, owner))
-    return OwnFederation(federation, columns, tuple(notes), fingerprint)
+    broken_down = tuple(found.tested(manifest) for found in row_groups(table, own.breakdown))
+    return OwnFederation(federation, columns, tuple(notes), fingerprint, broken_down)
 
 
 def labelled_rows(table: Table, own: OwnData, notes: list[str]) -> Table:
@@ -172,7 +176,7 @@ def table_fingerprint(table: Table, own: OwnData) -> dict[str, str]:
     shares = f"test {own.test}, validation {own.validation}, seed {own.seed}, task {own.task}, drawn for '{TABLE}'"
     found = {"number of rows": str(len(table)), "shares": shares}
     for name, values in table.columns.items():
-        if name not in own.drop:
+        if name not in own.drop or name in own.breakdown:
             text = (
                 values.tobytes() if is_numeric(values) else "\0".join(values.tolist()).encode("utf-8", "surrogatepass")
             )
@@ -235,15 +239,18 @@ def told_about(
     """Return what the user should know before trusting a number."""
     used = preprocessing.columns
     holes = sum(int(is_hole(table.columns[name]).sum()) for name in used)
+    clients = f"{len(manifest)} client{'' if len(manifest) == 1 else 's'}"
     notes = [
-        f"{len(table)} rows of {len(manifest)} clients; {len(preprocessing.numeric)} numeric and "
-        f"{len(preprocessing.categorical)} categorical columns make {preprocessing.n_inputs} inputs"
+        f"{len(table)} rows of {clients}; {len(preprocessing.numeric)} numeric and {len(preprocessing.categorical)} "
+        f"categorical columns make {preprocessing.n_inputs} inputs"
         + (
             f"; {holes} missing values ({100 * holes / (len(used) * len(table)):.1f} %) are filled and marked"
             if holes
             else ""
         )
     ]
+    if constant := constant_columns(preprocessing):
+        notes.append(f"one value in all training rows, so nothing to learn from: {', '.join(constant)}")
     tested = manifest.sizes[:, 2] > 0
     if not tested.all():
         notes.append(

@@ -10,6 +10,7 @@ from dqnfed.report.comparison import REFERENCES, Experiment
 from dqnfed.report.headline import client_sentence
 from dqnfed.report.joining import ClientGain, Estimate, Joining, joining
 
+MAX_SENTENCES = 12  # more are folded away
 MAX_BARS = 30  # clients shown: those who gain least or, without a reference, those with the lowest scores
 
 
@@ -24,11 +25,15 @@ def clients_html(experiment: Experiment) -> str:
     if len(known) <= MAX_BARS:
         shown = known
     bars = "".join(_bar(gain, found, _scale(shown, found), compares=compares) for gain in shown)
-    rest = "" if len(shown) == len(known) else f" {len(shown)} of {len(known):,} clients, the worst-off first."
+    first = "those who gain least first" if compares else "the worst-off first"
+    rest = "" if len(shown) == len(known) else f" {len(shown)} of {len(known):,} clients, {first}."
     html = f'<p class="caption">{_legend(experiment, found, compares=compares)}{rest}</p><div class="bars">{bars}</div>'
     if compares:
         items = "".join(f"<li>{escape(client_sentence(gain, found))}</li>" for gain in shown)
-        html += f'<ul class="told">{items}</ul>{_note(shown, found)}'
+        told = f'<ul class="told">{items}</ul>'
+        if len(shown) > MAX_SENTENCES:
+            told = f"<details><summary>One sentence for each of these clients</summary>{told}</details>"
+        html += told + _note(shown, found)
     return html
 
 
@@ -49,6 +54,8 @@ def _legend(experiment: Experiment, found: Joining, *, compares: bool) -> str:
     text = f"Bar: {escape(found.method)}, test {escape(found.unit.name)}{better}{over}."
     if several:
         text += " Line: 95&nbsp;% interval."
+    if found.unit.spread is not None:
+        text += " Error: root of the mean squared error, in the units of the label."
     if compares:
         text += ' <span class="key"><span class="mark alone" aria-hidden="true"></span> trained alone.</span>'
         if found.has_pooled:
@@ -71,7 +78,8 @@ def _scale(shown: list[ClientGain], found: Joining) -> tuple[float, float]:
         return 0.0, 100.0
     estimates = [e for gain in shown for e in (gain.joined, gain.alone, gain.pooled)]
     values = [v for e in estimates for v in (e.mean, e.low, e.high) if math.isfinite(v)]
-    low, high = min(0.0, *values), max(0.0, *values)
+    low = 0.0 if found.unit.spread is not None else min(0.0, *values)  # an error is never below 0, its interval may be
+    high = max(0.0, *values)
     return (low, high) if high > low else (low, low + 1.0)
 
 

@@ -192,10 +192,10 @@ def _divergence_mark(runs: Sequence[Run]) -> str:
 
 
 def _data_key(config: Mapping[str, Any]) -> str:
-    """Return what makes the data of two runs the same; in which folder they lay does not count."""
+    """Return what makes the data of two runs the same; in which folder they lay, and what is reported, do not count."""
     data = dict(config["data"]) if isinstance(config.get("data"), Mapping) else {}
     places = {key: Path(str(data[key])).name for key in ("file", "manifest") if key in data}
-    return _frozen({key: value for key, value in {**data, **places}.items() if key != "dir"})
+    return _frozen({key: value for key, value in {**data, **places}.items() if key not in ("dir", "breakdown")})
 
 
 def _unique_seeds(runs: Sequence[Run], problems: list[Problem]) -> tuple[Run, ...]:

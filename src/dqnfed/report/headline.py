@@ -54,10 +54,13 @@ def _lead(known: Sequence[ClientGain], found: Joining) -> str:
     unit, n = found.unit, len(known)
     verdicts = [gain.verdict(unit) for gain in known]
     gains, losses = verdicts.count("gain"), verdicts.count("loss")
-    n_open, n_single = verdicts.count("open"), verdicts.count("one seed")
+    n_open, n_single, n_alike = (verdicts.count(verdict) for verdict in ("open", "one seed", "alike"))
     seeds = sorted({gain.paired.n_seeds for gain in known if gain.paired is not None})
     over = f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    left = "" if not n_open else f"; for {'the other ' if n_open < n else ''}{n_open} the 95{SP}% interval holds 0"
+    others = "the other " if n_open == n - gains - losses < n else ""
+    left = "" if not n_open else f"; for {others}{n_open} the 95{SP}% interval holds 0"
+    if n_alike:
+        left += f"; {n_alike} change by the same with every seed, too few for an interval"
     if n_single:
         left += f"; {n_single} have one seed in common and no interval"
     return (
@@ -81,11 +84,20 @@ def _least(known: Sequence[ClientGain], unit: Unit) -> str:
     oriented = unit.oriented(least[0].difference)
     if len(least) == len(known):
         return f"All of them change by {unit.change(least[0].difference)}." if oriented else "Nobody's score changes."
+    if oriented == 0:
+        return f"Least gains {least[0].name}, whose score does not change." if len(least) == 1 else _unchanged(least)
     names = ", ".join(gain.name for gain in least[:3]) + (f" and {len(least) - 3} more" if len(least) > 3 else "")
     verb = ("loses" if len(least) == 1 else "lose") if oriented < 0 else ("gains" if len(least) == 1 else "gain")
     which = "most" if oriented < 0 else "least"
-    interval = f" ({interval_text(least[0], unit)})" if len(least) == 1 and least[0].paired is not None else ""
-    return f"{names} {verb} {which}: {unit.change(least[0].difference)}{interval}."
+    has_interval = len(least) == 1 and least[0].paired is not None and least[0].paired.error > 0
+    interval = f" ({interval_text(least[0], unit)})" if has_interval else ""
+    is_settled = has_interval or least[0].verdict(unit) in ("gain", "loss", "one seed")
+    chance = "" if is_settled else ", which may be chance"
+    return f"{names} {verb} {which}: {unit.change(least[0].difference)}{interval}{chance}."
+
+
+def _unchanged(least: Sequence[ClientGain]) -> str:
+    return f"The scores of {len(least)} clients do not change, and nobody's falls."
 
 
 def means_sentence(found: Joining) -> str:
@@ -109,7 +121,14 @@ def client_sentence(gain: ClientGain, found: Joining) -> str:
     if math.isnan(gain.difference):
         return f"{gain.name}: there is no score with {found.method} and alone, so what joining brings is not known."
     text = f"{gain.name}: joining changes your {unit.name}{better} by {unit.change(gain.difference)}"
+    n_seeds = 0 if gain.paired is None else gain.paired.n_seeds
     match gain.verdict(unit):
+        case "alike":
+            text += f" (the same with each of the {n_seeds} seeds, too few for an interval: it may be chance)"
+        case "open" if gain.paired is not None and gain.paired.error == 0:
+            text = f"{gain.name}: joining changes your {unit.name}{better} with none of the {n_seeds} seeds"
+        case "gain" | "loss" as verdict if gain.paired is not None and gain.paired.error == 0:
+            text += f" (the same with each of the {n_seeds} seeds), a {verdict}"
         case "one seed":
             text += " (one seed, no interval: it may be chance)"
         case "open":
@@ -125,7 +144,9 @@ def client_sentence(gain: ClientGain, found: Joining) -> str:
 def interval_text(gain: ClientGain, unit: Unit) -> str:
     """Return the interval of a change in words."""
     assert gain.paired is not None
-    return f"95{SP}% interval {unit.signed(gain.paired.low)} to {unit.signed(gain.paired.high)}"
+    most = 100.0 if unit.points else math.inf  # scores from 0 to 100 cannot differ by more
+    low, high = max(gain.paired.low, -most), min(gain.paired.high, most)
+    return f"95{SP}% interval {unit.signed(low)} to {unit.signed(high)}"
 
 
 def behind_sentences(experiment: Experiment) -> list[str]:

@@ -30,7 +30,7 @@ class Head(NamedTuple):
     label: str
 
 
-Rows = Iterable[tuple[str, Sequence[str]]]  # method name, cells as HTML
+Rows = Iterable[tuple[str, Sequence[str]]]  # name of the row, cells as HTML
 
 
 def fairness_html(table: FairnessTable, *, caption: str) -> str:
@@ -39,18 +39,18 @@ def fairness_html(table: FairnessTable, *, caption: str) -> str:
         (row.method.label, [_cell(cell, measure) for cell, measure in zip(row.cells, table.columns, strict=True)])
         for row in table.rows
     ]
-    return _table(caption, [_head(measure) for measure in table.columns], rows, style="stacked")
+    return methods_table(caption, [_head(measure) for measure in table.columns], rows, style="stacked")
 
 
 def significance_html(experiment: Experiment) -> str:
     """Return the paired test of every method against the one in focus; empty where no two seeds are shared."""
-    reference = experiment.focus
+    reference, digits = experiment.focus, 4 if experiment.score == "loss" else 2
     found = {key: against_reference(experiment, key, reference) for key in TESTED}
     if not any(paired for column in found.values() for paired in column):
         return ""
-    heads = [head for key in TESTED for head in (_plain(MEASURE[key].title), _plain("p"))]
+    heads = [head for key in TESTED for head in (plain_head(MEASURE[key].title), plain_head("p"))]
     rows = [
-        (method.label, [cell for key in TESTED for cell in _paired_cells(found[key][i], MEASURE[key])])
+        (method.label, [cell for key in TESTED for cell in _paired_cells(found[key][i], digits)])
         for i, method in enumerate(experiment.methods)
         if i != reference
     ]
@@ -59,7 +59,7 @@ def significance_html(experiment: Experiment) -> str:
         "p: Student's paired test, two-sided; bold below 0.05. Both are adjusted for the number of methods (Holm), so "
         "that an interval leaves 0 out where p is below 0.05."
     )
-    return "<h3>Is the difference more than luck?</h3>" + _table(caption, heads, rows, style="paired")
+    return "<h3>Is the difference more than luck?</h3>" + methods_table(caption, heads, rows, style="paired")
 
 
 def paper_html(experiment: Experiment) -> str:
@@ -68,7 +68,7 @@ def paper_html(experiment: Experiment) -> str:
     if found.source is None:
         return ""
     columns = [(measure, found.has_paper(i)) for i, measure in enumerate(found.table.columns)]
-    heads = [head for measure, both in columns for head in [_head(measure), *([_plain("paper")] if both else [])]]
+    heads = [head for measure, both in columns for head in [_head(measure), *([plain_head("paper")] if both else [])]]
     rows = []
     for row, entries in zip(found.table.rows, found.printed, strict=True):
         cells = []
@@ -81,7 +81,7 @@ def paper_html(experiment: Experiment) -> str:
     if reasons:
         caption += f" {MARK}: the printed value cannot be true."
         reasons = f"<details><summary>Why marked values cannot be true</summary><ul>{reasons}</ul></details>"
-    return f"<h3>Beside the paper</h3>{_table(caption, heads, rows, style='stacked printed')}{reasons}"
+    return f"<h3>Beside the paper</h3>{methods_table(caption, heads, rows, style='stacked printed')}{reasons}"
 
 
 def noise_html(experiment: Experiment) -> str:
@@ -95,7 +95,7 @@ def noise_html(experiment: Experiment) -> str:
     ]
     rows = _method_rows(experiment, columns, NOISE_MEASURES)
     caption = "Training labels made wrong on purpose: shares of all labels, and what was found and corrected."
-    table = _table(caption, [_head(measure) for measure in NOISE_MEASURES], rows, style="stacked")
+    table = methods_table(caption, [_head(measure) for measure in NOISE_MEASURES], rows, style="stacked")
     return table + _corrected_html(experiment)
 
 
@@ -103,7 +103,7 @@ def _corrected_html(experiment: Experiment) -> str:
     pairs = corrected_pairs(experiment)
     if not pairs:
         return ""
-    heads = [head for key in TESTED for head in (_head(MEASURE[key]), _plain("corrected"))]
+    heads = [head for key in TESTED for head in (_head(MEASURE[key]), plain_head("corrected"))]
     rows = []
     for alone, corrected in pairs:
         cells = []
@@ -113,7 +113,7 @@ def _corrected_html(experiment: Experiment) -> str:
                 cells.append(_cell(over_seeds(found), MEASURE[key]))
         rows.append((alone.label, cells))
     caption = f"{experiment.score.capitalize()} over clients, without and with FedCorr before the method."
-    return "<h3>Without and with label correction</h3>" + _table(caption, heads, rows, style="stacked printed")
+    return "<h3>Without and with label correction</h3>" + methods_table(caption, heads, rows, style="stacked printed")
 
 
 def groups_html(experiment: Experiment) -> str:
@@ -126,7 +126,9 @@ def groups_html(experiment: Experiment) -> str:
     gap = MEASURE["std"]._replace(title="Gap", explains="best group minus worst group")
     placed = [places(column, MEASURE["mean"]) for column in columns] + [places(gaps, gap)]
     rows = _method_rows(experiment, placed, [MEASURE["mean"]] * len(names) + [gap])
-    return _table(f"Mean {experiment.score} of each declared group.", [*map(_plain, names), _head(gap)], rows)
+    return methods_table(
+        f"Mean {experiment.score} of each declared group.", [*map(plain_head, names), _head(gap)], rows
+    )
 
 
 def classes_html(experiment: Experiment) -> str:
@@ -142,15 +144,16 @@ def classes_html(experiment: Experiment) -> str:
     placed = [places(column, MEASURE["mean"]) for column in columns]
     rows = _method_rows(experiment, placed, [MEASURE["mean"]] * len(first))
     caption = f"{experiment.score.capitalize()} on each class; every client holds one class."
-    return _table(caption, [_plain(c.name) for c in first], rows)
+    return methods_table(caption, [plain_head(c.name) for c in first], rows)
 
 
-def _table(caption: str, heads: Sequence[Head], rows: Rows, *, style: str = "") -> str:
-    """Return a table of methods: plain on a wide screen, a block of labelled values per method on a narrow one.
+def methods_table(caption: str, heads: Sequence[Head], rows: Rows, *, style: str = "", first: str = "Method") -> str:
+    """Return a table of methods (or clients, groups): plain on a wide screen, a block of labelled values per row on a
+    narrow one.
 
     The roles repeat what the elements mean, because a browser forgets it once a narrow layout changes their display.
     """
-    head = "".join(f'<th scope="col" role="columnheader">{h.html}</th>' for h in [_plain("Method"), *heads])
+    head = "".join(f'<th scope="col" role="columnheader">{h.html}</th>' for h in [plain_head(first), *heads])
     body = "".join(
         f'<tr role="row"><th scope="row" role="rowheader">{escape(name)}</th>'
         + "".join(f'<td role="cell" data-label="{h.label}">{cell}</td>' for h, cell in zip(heads, cells, strict=True))
@@ -165,7 +168,7 @@ def _table(caption: str, heads: Sequence[Head], rows: Rows, *, style: str = "") 
     )
 
 
-def _plain(title: str) -> Head:
+def plain_head(title: str) -> Head:
     return Head(escape(title), escape(title))
 
 
@@ -192,10 +195,9 @@ def _printed_cell(entry: Printed | None, measure: Measure) -> str:
     return MISSING if entry is None else f"{entry.value:.{measure.decimals}f}{MARK if entry.impossible else ''}"
 
 
-def _paired_cells(paired: Paired | None, measure: Measure) -> tuple[str, str]:
+def _paired_cells(paired: Paired | None, digits: int) -> tuple[str, str]:
     if paired is None:
         return MISSING, MISSING
-    digits = measure.decimals
     difference = f"{paired.difference:+.{digits}f}".replace("-", MINUS)
     interval = f"[{paired.low:.{digits}f}, {paired.high:.{digits}f}]".replace("-", MINUS)
     p = "&lt; 0.001" if paired.p < 0.001 else f"{paired.p:.3f}"

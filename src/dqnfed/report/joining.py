@@ -14,6 +14,9 @@ from dqnfed.report.significance import Paired, paired_difference
 from dqnfed.report.units import Unit, unit_of
 
 ALONE, POOLED = "local-only", "pooled"
+ENOUGH_ALIKE = (
+    6  # seeds with the same change: that all have the same sign has a chance of 2 / 2^6 < 0.05 without an effect
+)
 Values = Mapping[int, float]  # by seed
 
 
@@ -37,13 +40,15 @@ class ClientGain(NamedTuple):
     paired: Paired | None  # of the same, with its interval; None with fewer than two such seeds
 
     def verdict(self, unit: Unit) -> str:
-        """Return what the seeds say: gain, loss or open; one seed or unknown where there is no interval."""
+        """Return what the seeds say: gain, loss or open; alike, one seed or unknown where there is no interval."""
         if math.isnan(self.difference):
             return "unknown"
         if self.paired is None:
             return "one seed"
         if self.paired.low <= 0 <= self.paired.high:
             return "open"
+        if self.paired.error == 0 and self.paired.n_seeds < ENOUGH_ALIKE:
+            return "alike"
         return "gain" if unit.is_gain(self.difference) else "loss"
 
 

@@ -65,7 +65,7 @@ def measures(accuracy: Floats, weights: Floats | None = None) -> dict[str, float
         "worst10": tail_mean(a, share, 0.10),
         "best5": -tail_mean(-a, share, 0.05),
         "best10": -tail_mean(-a, share, 0.10),
-        "angle": float(np.degrees(np.arctan2(std, mean))) if a.any() else 90.0,
+        "angle": _angle(a, mean, std),
         "kl": _kl(a, share),
         "jain": _jain(a, share),
         "gini": _gini(a, share),
@@ -86,6 +86,12 @@ def tail_mean(a: Floats, share: Floats, tail: float) -> float:
     filled = np.cumsum(share[order])
     taken = np.clip(share[order] - (filled - wanted), 0.0, share[order])
     return float(taken @ a[order] / taken.sum())
+
+
+def _angle(a: Floats, mean: float, std: float) -> float:
+    if (a < 0).any():
+        return math.nan
+    return float(np.degrees(np.arctan2(std, mean))) if a.any() else 90.0
 
 
 def _kl(a: Floats, share: Floats) -> float:

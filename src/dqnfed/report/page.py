@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from dqnfed.report import client_bars, headline, html_tables, sections
+from dqnfed.report import breakdown_tables, client_bars, headline, html_tables, sections
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.payload import packed, payload
 from dqnfed.report.reader import Problem, read_runs
 from dqnfed.report.searches import searches_html
 from dqnfed.report.tables import tabulate, terminal_table
 from dqnfed.report.taking_part import taking_part_html
+from dqnfed.report.units import score_note, score_word
 
 PAGE_COLUMNS = ("mean", "std", "worst5", "worst10", "best5", "best10", "angle", "kl", "jain", "improved")
 SCRIPTS = ("basics.js", "lines.js", "charts.js", "clients.js", "page.js")  # in this order
@@ -74,7 +75,7 @@ def make_report(runs: Sequence[Path], out: Path, *, title: str | None = None) ->
     if target.is_dir() or not target.suffix:
         target = target / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(target, page(content))
+    write_whole(target, page(content))
     return Report(target, terminal_table(content.experiments), content.problems)
 
 
@@ -88,7 +89,10 @@ def page(content: Content, *, policy: str = OFFLINE_POLICY, scripts: Sequence[st
         choice=_experiment_select(content),
         problems=sections.problems_html(content.problems),
         articles="\n".join(article(experiment, i) for i, experiment in enumerate(content.experiments)),
-        version=escape(_version()),
+        version=escape(package_version()),
+        scale="Accuracies are in percent; every client"
+        if any(e.score == "accuracy" for e in content.experiments)
+        else "Every client",
         folders=sections.count(content.n_folders, "run folder"),
         time=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         data=packed(payload(content.experiments)),
@@ -103,7 +107,8 @@ def article(experiment: Experiment, i: int) -> str:
         tables,
         i=str(i),
         name=escape(experiment.name),
-        no_parts="" if tables["groups"] or tables["classes"] else "hidden",
+        score=escape(score_word(experiment)),
+        no_parts="" if tables["groups"] or tables["breakdown"] or tables["classes"] else "hidden",
         no_noise="" if tables["noise"] else "hidden",
         settings=_taking_part(experiment) + searches_html(experiment.runs) + sections.settings_html(experiment),
     )
@@ -131,18 +136,20 @@ def _tables(experiment: Experiment) -> dict[str, str]:
     seeds = ", mean ± standard deviation over seeds" if len(experiment.seeds) > 1 else ""
     weights = "each weighted by its number of training examples"
     by_size = tabulate(experiment, weighted=True, columns=PAGE_COLUMNS)
-    score = f"Test {experiment.score}"
+    score = f"Test {score_word(experiment)}"
+    about = score_note(experiment)
     return {
         "findings": _findings_html(experiment),
         "bars": client_bars.clients_html(experiment),
         "equal": html_tables.fairness_html(
-            tabulate(experiment, columns=PAGE_COLUMNS), caption=f"{score} over clients{seeds}."
+            tabulate(experiment, columns=PAGE_COLUMNS), caption=f"{score} over clients{seeds}.{about}"
         ),
-        "size": html_tables.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}."),
+        "size": html_tables.fairness_html(by_size, caption=f"{score} over clients, {weights}{seeds}.{about}"),
         "significance": html_tables.significance_html(experiment),
         "paper": html_tables.paper_html(experiment),
         "noise": html_tables.noise_html(experiment),
         "groups": html_tables.groups_html(experiment),
+        "breakdown": breakdown_tables.breakdown_html(experiment),
         "classes": html_tables.classes_html(experiment),
     }
 
@@ -166,14 +173,15 @@ def _facts(content: Content) -> str:
     return f"{len(content.experiments)} experiments, {content.n_folders} runs"
 
 
-def _version() -> str:
+def package_version() -> str:
+    """Return the version of this package."""
     try:
         return version("dqnfed")
     except PackageNotFoundError:
         return "(not installed)"
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Replace the file in one step: nobody sees half a page."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     with os.fdopen(handle, "w", encoding="utf-8") as file:

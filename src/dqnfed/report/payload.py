@@ -14,6 +14,7 @@ from dqnfed.report.comparison import Experiment, Method
 from dqnfed.report.curves import N_POINTS, N_POINTS_NOISY, Curve, seed_curve
 from dqnfed.report.measures import Floats
 from dqnfed.report.reader import Run
+from dqnfed.report.units import score_word
 
 CURVES = ("mean", "worst10", "std", "train_loss", "train_loss_max", "rho")
 N_HISTORY_VALUES = 400_000  # client accuracies over rounds embedded at most, so that a page stays below 3 MB
@@ -39,20 +40,22 @@ def _experiment(experiment: Experiment, n_history_values: int) -> Json:
     labels = sorted({label for run in experiment.runs for c in run.clients for label in c.labels}, key=_natural)
     groups = sorted({c.group for run in experiment.runs for c in run.clients if c.group is not None})
     n_values = sum(len(run.clients) * len(run.evaluations) for run in experiment.runs)
+    digits = 4 if experiment.score == "loss" else 2
     every = max(1, math.ceil(n_values / max(1, n_history_values)))
     return {
         "name": experiment.name,
         "methods": [{"label": m.label, "algorithm": m.algorithm} for m in experiment.methods],
         "focus": experiment.focus,
-        "score": experiment.score,
+        "score": score_word(experiment),
+        "digits": 3 if experiment.score == "loss" else 1,
         "seeds": list(seeds),
         "labels": list(labels),
         "groups": list(groups),
         "curves": {key: [_curve(method, key) for method in experiment.methods] for key in CURVES},
         "clients": [_clients(next(run for run in runs if run is not None), labels, groups) for runs in by_seed],
-        "final": [[_rounded(run.accuracy, 2) if run else None for run in runs] for runs in by_seed],
-        "history": [[_client_history(run, every) if run else None for run in runs] for runs in by_seed],
-        "points": [[_point(run) for run in method.runs] for method in experiment.methods],
+        "final": [[_rounded(run.accuracy, digits) if run else None for run in runs] for runs in by_seed],
+        "history": [[_client_history(run, every, digits - 1) if run else None for run in runs] for runs in by_seed],
+        "points": [[_point(run, digits) for run in method.runs] for method in experiment.methods],
     }
 
 
@@ -92,15 +95,15 @@ def _clients(run: Run, labels: Sequence[str], groups: Sequence[str]) -> Json:
     }
 
 
-def _client_history(run: Run, every: int) -> Json:
+def _client_history(run: Run, every: int, digits: int) -> Json:
     kept = [*run.evaluations[:-1:every], *run.evaluations[-1:]]
-    return {"x": [e.round + 1 for e in kept], "y": [_rounded(e.accuracy, 1) for e in kept]}
+    return {"x": [e.round + 1 for e in kept], "y": [_rounded(e.accuracy, digits) for e in kept]}
 
 
-def _point(run: Run) -> Json:
+def _point(run: Run, digits: int) -> Json:
     found = run.measures()
     values = np.array([found.get("mean", math.nan), found.get("worst10", math.nan)])
-    return _rounded(values, 2)
+    return _rounded(values, digits)
 
 
 def _of_seed(method: Method, seed: int) -> Run | None:

@@ -116,7 +116,8 @@ def terminal_table(experiments: Sequence[Experiment]) -> Table:
     """Return the fairness table of the experiments, for the terminal: the measures that fit 80 characters."""
     several_seeds = any(len(experiment.seeds) > 1 for experiment in experiments)
     names = ", ".join(experiment.name for experiment in experiments) or "no runs"
-    scores = ", ".join(dict.fromkeys(experiment.score for experiment in experiments))
+    told = {"loss": "score (minus the loss)"}
+    scores = ", ".join(dict.fromkeys(told.get(e.score, e.score) for e in experiments))
     table = Table(
         title=f"Test {scores or 'accuracy'} over clients: {names}",
         caption="bold: best, underlined: second best" + ("; mean ± std over seeds" if several_seeds else ""),

@@ -66,7 +66,8 @@ class Unit(NamedTuple):
         return value if self.higher_is_better else -value
 
     def _digits(self, value: float) -> str:
-        shown = f"{value:.{self.decimals}f}" if self.suffix or self.points else f"{value:.4g}"
+        is_fixed = self.suffix or self.points or self.spread is not None
+        shown = f"{value:.{self.decimals}f}" if is_fixed else f"{value:.4g}"
         return shown.replace("-", MINUS)
 
 
@@ -81,10 +82,29 @@ def unit_of(experiment: Experiment) -> Unit:
     columns = _columns(run.folder)
     if score == "loss" and columns and not columns.get("classes"):
         label = block(run.config, "data").get("label", "the target")
-        return Unit(
-            f"error in the units of {label}", higher_is_better=False, spread=number(columns.get("target_std"), 1.0)
-        )
+        spread = number(columns.get("target_std"), 1.0)
+        return Unit(f"error of {label}", higher_is_better=False, spread=spread, decimals=digits_of(spread))
     return Unit("loss" if score == "loss" else score, higher_is_better=score != "loss")
+
+
+def score_word(experiment: Experiment) -> str:
+    """Return what the score of tables and charts is called, where more is better."""
+    return "score" if experiment.score == "loss" else TITLES.get(experiment.score, experiment.score)
+
+
+def score_note(experiment: Experiment) -> str:
+    """Return the sentence that says what a score without a usual name is; nothing for accuracy and the like."""
+    if experiment.score != "loss":
+        return ""
+    if unit_of(experiment).spread is None:
+        return " The score is minus the loss: 0 is best."
+    what = "minus the mean squared error of the standardised label"
+    return f" The score is {what}: 0 is best, {MINUS}1 is what predicting the mean gets."
+
+
+def digits_of(spread: float) -> int:
+    """Return the decimals that show a hundredth of a spread; a target in the thousands has none."""
+    return max(0, 2 - math.floor(math.log10(spread))) if spread > 0 and math.isfinite(spread) else 3
 
 
 def _columns(folder: Path) -> Mapping[str, Any]:

@@ -119,7 +119,7 @@ class LocalClients:
             algorithm, sent, device
         ):
             by_index = tasks.task_indices(clients, state.round)
-            memories = _memories(setup, state, clients)
+            memories = memories_of(setup, state, clients)
             updates, memory = indexed.indexed(algorithm, problem, by_index, sent, memories, tasks.gather_examples)
         else:
             stacked = tasks.stacked(clients, state.round)
@@ -174,7 +174,7 @@ class LocalClients:
             return {name: evaluate(problem, theta, examples, clients) for name, theta in models}
         found: dict[str, list[Measured]] = {}
         for c in clients.split(16):
-            memory = _memories(setup, state, c)
+            memory = memories_of(setup, state, c)
             each = vmap(lambda kept: algorithm.models(state.server, kept))(memory)
             for name, thetas in islice(each.items(), n_models):
                 found.setdefault(name, []).append(evaluate_personal(problem, thetas, examples, c))
@@ -233,7 +233,7 @@ def _spread(scores: Tensor, held: Tensor) -> Tensor:
     return spread
 
 
-def _memories(setup: Setup, state: State, clients: Tensor) -> Any:
+def memories_of(setup: Setup, state: State, clients: Tensor) -> Any:
     """Return the clients' stacked memories; examples are gathered for clients without one alone."""
     tasks = setup.tasks.task_indices(clients, state.round)
     if not state.memory.knows(clients):

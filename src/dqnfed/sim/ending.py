@@ -15,7 +15,7 @@ from dqnfed.core.tensors import named_parameters
 from dqnfed.sim.journal import Journal
 from dqnfed.sim.measure import divergence, model_columns
 from dqnfed.sim.private import privacy_facts
-from dqnfed.sim.selection import kept_facts, kept_model, kept_record
+from dqnfed.sim.selection import kept_facts, kept_model, kept_outputs, kept_record
 from dqnfed.sim.state import Record, Setup, State
 
 DIVERGED = "diverged"
@@ -85,7 +85,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
     if journal.folder is not None:
         journal.folder.write_model(named_parameters(theta, layout), model_metadata(layout, problem.model_spec))
     if setup.complete is not None:
-        summary.update(setup.complete())
+        summary.update(setup.complete(lambda: kept_outputs(setup, state)))
     if journal.folder is not None:
         journal.folder.finish(summary)
     return RunResult(

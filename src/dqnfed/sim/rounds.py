@@ -74,8 +74,11 @@ def run_round(
     record.update(evaluated)
     if evaluates:
         watch_end(setup, state, global_model(setup, state))
-    if evaluates and not is_last and (why := divergence([state.start, record])):
-        logger.warning("round %d: the run is diverging, %s", state.round, why)
+    if evaluates and not is_last:
+        why = divergence([state.start, record])
+        if why and not state.is_diverging:
+            logger.warning("round %d: the run is diverging, %s", state.round, why)
+        state.is_diverging = bool(why)
     validates = evaluates and (wanted.select != LAST or wanted.patience is not None)
     if validates and (reason := watch_validation(setup, state, is_last=is_last)):
         state.stopped = record["reason"] = reason

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.func import vmap
 
 from dqnfed.sim.choice import LAST, RULES, updated_choice, validation_value
+from dqnfed.sim.clients import memories_of
 from dqnfed.sim.early_stop import out_of_patience
 from dqnfed.sim.guard import ends_worse, guarded_facts
+from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.state import Record, Setup, State
 
 logger = logging.getLogger("dqnfed")
@@ -69,6 +74,26 @@ def kept_model(setup: Setup, state: State) -> Tensor:
     if state.choice.round is not None:
         return state.kept["theta"]
     return state.guard["theta"] if ends_worse(state) else global_model(setup, state)
+
+
+@torch.no_grad()
+def kept_outputs(setup: Setup, state: State) -> Tensor:
+    """Return the kept model's outputs for every test example, client after client; each client's own if it has one."""
+    test, problem, algorithm = setup.federation.test, setup.problem, setup.algorithm
+    if not algorithm.info.personal:
+        theta = kept_model(setup, state)
+        return problem.kernels.forward(problem, theta, test.inputs, test.targets, fixed=True)[1]
+    if state.choice.round is not None:
+        memory = MemoryStore(algorithm, problem, setup.federation.n_clients)
+        memory.load(state.kept, problem.theta0.device)
+        state = replace(state, memory=memory)
+    found = []
+    for clients in (test.sizes > 0).nonzero().flatten().split(16):
+        models = vmap(lambda kept: algorithm.models(state.server, kept))(memories_of(setup, state, clients))
+        rows = test.rows(clients).to(test.inputs.device)
+        thetas, inputs, targets = next(iter(models.values())), test.inputs[rows], test.targets[rows]
+        found.append(problem.kernels.forward_each(problem, thetas, inputs, targets, test.sizes[clients])[1])
+    return torch.cat(found)
 
 
 def kept_record(state: State, history: list[Record]) -> Record:

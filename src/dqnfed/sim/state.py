@@ -28,7 +28,9 @@ from dqnfed.sim.stragglers import Stragglers
 from dqnfed.sim.tasks import TaskBuilder
 
 Record = dict[str, Any]  # one line of metrics.jsonl
-Completion = Callable[[], Record]  # writes further files at the end, and returns what the summary says about them
+# writes further files at the end, and returns what the summary says about them; it may ask for the kept model's outputs
+# for the test examples [N, ...], client after client
+Completion = Callable[[Callable[[], Tensor]], Record]
 
 
 class Known(NamedTuple):
@@ -145,6 +147,7 @@ class State:
     totals: dict[str, float] = field(
         default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}
     )
+    is_diverging: bool = False  # at the last evaluation; not saved, so that a resumed run says it again
     rho_sum: float = 0.0
     rho_n: int = 0
     n_dropped: int = 0

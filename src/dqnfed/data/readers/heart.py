@@ -20,7 +20,7 @@ MISSING = ""  # a code of its own where some patients have no value
 
 COLUMNS = (
     Column("age"),
-    Column("sex", ("0", "1")),
+    Column("sex", ("0", "1"), titles=("female", "male")),
     Column("cp", ("1", "2", "3", "4")),  # kind of chest pain
     Column("trestbps"),  # blood pressure at rest
     Column("chol"),  # serum cholesterol

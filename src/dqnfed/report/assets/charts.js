@@ -1,9 +1,10 @@
 /** One small histogram per method on a common axis. Rows: {label, slot, values}. */
 function histogram(host, spec) {
   const rows = spec.rows.filter((row) => row.values.length);
-  if (!rows.length) return emptyPlot(host, "These runs hold no client accuracies.");
+  if (!rows.length) return emptyPlot(host, "These runs hold no scores of clients.");
   const width = Math.max(280, host.clientWidth);
   const all = rows.flatMap((row) => row.values);
+  const { digits } = spec.data;
   let [low, high] = [Math.min(...all), Math.max(...all)];
   const step =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 2.5, 5, 10].find(
@@ -25,7 +26,7 @@ function histogram(host, spec) {
   const root = svg("svg", {
     viewBox: `0 0 ${width} ${height}`,
     role: "img",
-    "aria-label": `Histograms of client ${spec.data.score}. ${rows.map((row) => `${row.label}: from ${decimals(Math.min(...row.values), 1)} to ${decimals(Math.max(...row.values), 1)}, mean ${decimals(mean(row.values), 1)}`).join("; ")}.`,
+    "aria-label": `Histograms of client ${spec.data.score}. ${rows.map((row) => `${row.label}: from ${decimals(Math.min(...row.values), digits)} to ${decimals(Math.max(...row.values), digits)}, mean ${decimals(mean(row.values), digits)}`).join("; ")}.`,
   });
   rows.forEach((row, i) => {
     const base = (i + 1) * rowHeight + 6;
@@ -75,7 +76,7 @@ function histogram(host, spec) {
       svg(
         "text",
         { x: frame.right, y: base - rowHeight + 16, "text-anchor": "end" },
-        `mean ${decimals(mean(row.values), 1)}, lowest ${decimals(Math.min(...row.values), 1)}`,
+        `mean ${decimals(mean(row.values), digits)}, lowest ${decimals(Math.min(...row.values), digits)}`,
       ),
     );
   });
@@ -102,7 +103,7 @@ function scatter(host, spec) {
     .map((p) => ({ ...p, seeds: p.seeds.filter((pair) => pair.every(known)) }))
     .filter((p) => p.seeds.length)
     .map((p) => ({ ...p, x: mean(p.seeds.map((s) => s[0])), y: mean(p.seeds.map((s) => s[1])) }));
-  if (!points.length) return emptyPlot(host, "These runs hold no accuracies.");
+  if (!points.length) return emptyPlot(host, "These runs hold no scores.");
   const width = Math.max(280, host.clientWidth);
   const height = 380;
   const xDomain = padded(points.flatMap((p) => p.seeds.map((s) => s[0])));
@@ -113,7 +114,7 @@ function scatter(host, spec) {
   };
   const [xs, ys] = [widen(xDomain, 0.06), widen(yDomain, 0.04)];
   const yTicks = ticks(...ys, 5);
-  const format = (value) => decimals(value, Math.min(xs[1] - xs[0], ys[1] - ys[0]) < 5 ? 1 : 0);
+  const format = (value) => decimals(value, Math.min(xs[1] - xs[0], ys[1] - ys[0]) < 5 ? spec.data.digits : 0);
   const frame = {
     left: Math.max(...yTicks.map((v) => textWidth(format(v)))) + 10,
     right: width - 8,
@@ -128,7 +129,7 @@ function scatter(host, spec) {
   const root = svg("svg", {
     viewBox: `0 0 ${width} ${height}`,
     role: "img",
-    "aria-label": `Mean ${spec.data.score} against that of the worst tenth. On the Pareto front: ${front.map((p) => p.label).join(", ")}. ${points.map((p) => `${p.label}: mean ${decimals(p.x, 1)}, worst tenth ${decimals(p.y, 1)}`).join("; ")}.`,
+    "aria-label": `Mean ${spec.data.score} against that of the worst tenth. On the Pareto front: ${front.map((p) => p.label).join(", ")}. ${points.map((p) => `${p.label}: mean ${decimals(p.x, spec.data.digits)}, worst tenth ${decimals(p.y, spec.data.digits)}`).join("; ")}.`,
   });
   axes(root, frame, x, y, ticks(...xs, Math.max(2, (frame.right - frame.left) / 90)), yTicks, {
     xTitle: withUnit(`mean ${spec.data.score}`, spec.data),
@@ -159,7 +160,7 @@ function scatter(host, spec) {
       svg(
         "circle",
         { cx, cy, r: 6, style: `fill:${colour(p.slot)};stroke:var(--paper)`, "stroke-width": 1.5 },
-        svg("title", {}, `${p.label}: mean ${decimals(p.x, 2)}, worst 10 % ${decimals(p.y, 2)}`),
+        svg("title", {}, `${p.label}: mean ${decimals(p.x, spec.data.digits + 1)}, worst 10 % ${decimals(p.y, spec.data.digits + 1)}`),
       ),
     );
     const name = shortened(p.label, frame.right - frame.left, true);

@@ -200,7 +200,7 @@ class ClientTable {
           ? html(
               "span",
               {},
-              decimals(r.accuracy, 1).padStart(5, "\u2007"),
+              decimals(r.accuracy, data.digits).padStart(5, "\u2007"),
               data.score === "accuracy"
                 ? html("span", {
                     class: "bar",
@@ -209,13 +209,13 @@ class ClientTable {
                 : "",
             )
           : "–",
-      other: () => (known(r.other) ? decimals(r.other, 1) : "–"),
+      other: () => (known(r.other) ? decimals(r.other, data.digits) : "–"),
       gap: () =>
         known(r.gap)
           ? html(
               "span",
               { class: r.gap >= 0 ? "gain" : "loss" },
-              `${r.gap >= 0 ? "+" : "−"}${decimals(Math.abs(r.gap), 1)}`,
+              `${r.gap >= 0 ? "+" : "−"}${decimals(Math.abs(r.gap), data.digits)}`,
             )
           : "–",
     };
@@ -268,8 +268,8 @@ class ClientTable {
       yTitle: withUnit(data.score, data),
       xFormat: shortNumber,
       xValue: shortNumber,
-      yFormat: (v) => decimals(v, 0),
-      valueFormat: (v) => decimals(v, 1),
+      yFormat: (v) => (data.digits > 1 ? shortNumber(v) : decimals(v, 0)),
+      valueFormat: (v) => decimals(v, data.digits),
       height: 260,
       limits: scoreLimits(data),
     });
@@ -283,7 +283,7 @@ class ClientTable {
       const gap = r.accuracy - mean(all);
       const rank = all.filter((value) => value < r.accuracy).length + 1;
       reasons.push(
-        `${decimals(r.accuracy, 1)}${data.score === "accuracy" ? " %" : ""} under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), 1)} points ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`,
+        `${decimals(r.accuracy, data.digits)}${data.score === "accuracy" ? " %" : ""} under ${data.methods[state.method].label}: ${decimals(Math.abs(gap), data.digits)}${data.digits > 1 ? "" : " points"} ${gap < 0 ? "below" : "above"} the mean client, number ${rank} of ${all.length} from below.`,
       );
     }
     const sizes = [...clients.train].sort((a, b) => a - b);

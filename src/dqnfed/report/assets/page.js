@@ -114,10 +114,10 @@ class ExperimentView {
       yTitle: withUnit(this.data.score, this.data),
       xFormat: (v) => decimals(v, 0),
       xValue: (v) => decimals(v, 0),
-      yFormat: (v) => decimals(v, 0),
-      valueFormat: (v) => decimals(v, 1),
+      yFormat: (v) => (this.data.digits > 1 ? shortNumber(v) : decimals(v, 0)),
+      valueFormat: (v) => decimals(v, this.data.digits),
       limits: scoreLimits(this.data),
-      none: "These runs hold no client accuracies.",
+      none: "These runs hold no scores of clients.",
     });
     scatter(this.plot("scatter"), {
       points: this.chosen().map((m) => ({ ...m, seeds: this.data.points[m.i] })),
@@ -137,7 +137,7 @@ class ExperimentView {
       xValue: across.value,
       height: 400,
       yFormat: shortNumber,
-      valueFormat: (v) => decimals(v, axis.digits),
+      valueFormat: (v) => decimals(v, axis.digits + (axis.scored ? this.data.digits - 1 : 0)),
       limits: axis.scored ? scoreLimits(this.data) : axis.limits,
     });
     this.say("convergence", this.data.curves[this.y]);
