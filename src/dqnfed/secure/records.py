@@ -17,6 +17,7 @@ from torch.func import grad_and_value, vmap
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.kernels import PlainKernels, Pull
+from dqnfed.core.optimizers import PLAIN_SGD, Optimizer
 from dqnfed.core.problem import Problem, Task
 from dqnfed.secure.noise import Privacy, standard_normal
 
@@ -138,6 +139,7 @@ class RecordKernels(PlainKernels):
         weight_decay: float,
         pull: Pull | None,
         correction: Tensor | None,
+        optimizer: Optimizer = PLAIN_SGD,
     ) -> Tensor:
         """Return theta after the task's steps; an example is in one release for each batch with it."""
         self._check(problem)
@@ -146,8 +148,16 @@ class RecordKernels(PlainKernels):
             self.n_releases += int(named.bincount().max()) if len(named) else 0
         else:
             self.n_releases += len(task.batches)
-        settings = {"momentum": momentum, "weight_decay": weight_decay, "pull": pull, "correction": correction}
-        return super().sgd(problem, task, theta, **settings)  # type: ignore[arg-type]
+        return super().sgd(
+            problem,
+            task,
+            theta,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            pull=pull,
+            correction=correction,
+            optimizer=optimizer,
+        )
 
     def _slope(self, problem: Problem, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
         rows, n = self._rows(task)

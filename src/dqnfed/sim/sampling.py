@@ -192,6 +192,6 @@ def _with_largest_losses(setup: Setup, state: State) -> Tensor:
     if len(candidates) <= size:
         return candidates
     found = setup.clients.evaluate(setup, state, candidates, with_scores=False)
-    state.losses[found.clients] = found.losses
+    state.losses = state.losses.put(found.clients, found.losses)
     order = found.losses.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     return found.clients[order[:size]].sort().values
