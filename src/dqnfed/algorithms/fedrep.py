@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dqnfed.algorithms.fedavg import FedAvgUpdate, client_weights
+from dqnfed.algorithms.fedavg import client_weights
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, check_choice, check_range
 from dqnfed.core.heads import last_layer
 from dqnfed.core.kernels import PLAIN
@@ -31,8 +31,12 @@ class FedRepMemory(NamedTuple):
     head: Tensor  # [h] weight and bias of the client's last layer
 
 
+class FedRepUpdate(NamedTuple):
+    delta: Tensor  # [m] the body before the local work minus the body after it
+
+
 @dataclass(frozen=True, kw_only=True)
-class FedRep(LocalWork[FedRepServer, FedRepMemory, FedAvgUpdate]):
+class FedRep(LocalWork[FedRepServer, FedRepMemory, FedRepUpdate]):
     r"""Federated representation learning (Collins et al., ICML 2021).
 
     Objective: :math:`\min_\phi \sum_k p_k \min_{h_k} F_k(\phi, h_k)`, phi the body, h_k the client's last layer.
@@ -61,7 +65,7 @@ class FedRep(LocalWork[FedRepServer, FedRepMemory, FedAvgUpdate]):
         server=FedRepServer,
         messages=(Body,),
         memory=FedRepMemory,
-        replies=(FedAvgUpdate,),
+        replies=(FedRepUpdate,),
         needs=("sum",),
         clip_fields=("delta",),
         problem_kinds=frozenset({"network"}),
@@ -95,18 +99,18 @@ class FedRep(LocalWork[FedRepServer, FedRepMemory, FedAvgUpdate]):
 
     def client_step(
         self, problem: Problem, task: Task, sent: Body, memory: FedRepMemory
-    ) -> tuple[FedAvgUpdate, FedRepMemory]:
+    ) -> tuple[FedRepUpdate, FedRepMemory]:
         with_body = part_of(problem, lambda head: torch.cat([sent.body, head]))
         longer = task._replace(batches=task.batches.repeat(self.head_passes, 1))
         head = self.local_sgd(with_body, longer, memory.head)
         with_head = part_of(problem, lambda body: torch.cat([body, head]))
-        return FedAvgUpdate(sent.body - self.local_sgd(with_head, task, sent.body)), FedRepMemory(head)
+        return FedRepUpdate(sent.body - self.local_sgd(with_head, task, sent.body)), FedRepMemory(head)
 
     def send(self, server: FedRepServer) -> Body:
         return Body(body_of(server))
 
     def server_step(
-        self, server: FedRepServer, replies: Replies[FedAvgUpdate], cohort: Cohort
+        self, server: FedRepServer, replies: Replies[FedRepUpdate], cohort: Cohort
     ) -> ServerStep[FedRepServer]:
         step = replies.combine("delta", client_weights(self.weighting, cohort))
         theta = torch.cat([body_of(server) - self.server_lr * step, server.head])
