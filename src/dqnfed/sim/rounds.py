@@ -55,7 +55,7 @@ def run_round(
     before = participant_losses(setup, state, clients)
     record: Record = {"round": state.round, "status": "next", "clients": clients.tolist()}
     notes: Record = {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "dropped": [], "clipped": [], "diagnostics": {}}
-    ledger = ledger_of(setup, state)
+    ledger = None if setup.privacy is None else ledger_of(setup, state)
     step: ServerStep[Any] = ServerStep(state.server, Status.HOLD)
     if clients.shape[0]:  # where clients are drawn one by one, or are away, a round may have nobody
         step = train_cohort(setup, state, clients, notes, meanwhile, ledger)
