@@ -57,18 +57,19 @@ def no_claims(n_clients: int) -> ConsistencyState:
     """Return the record before the first round."""
     unknown = torch.full((n_clients,), torch.nan, dtype=torch.float64)
     zeros = torch.zeros_like(unknown)
-    unknowns, nothing = (unknown.clone() for _ in range(3)), (zeros.clone() for _ in range(2))
     never = torch.zeros(n_clients, dtype=torch.int64)
-    losses_slopes = (unknown, next(unknowns))
     return ConsistencyState(
-        torch.zeros(0),
-        *losses_slopes,
-        *nothing,
-        *unknowns,
-        torch.zeros(n_clients, dtype=torch.bool),
-        never,
-        never.clone(),
-        no_sketches(n_clients),
+        theta=torch.zeros(0),
+        losses=unknown,
+        slopes=unknown.clone(),
+        faults=zeros,
+        weights=zeros.clone(),
+        starts=unknown.clone(),
+        lengths=unknown.clone(),
+        clear=torch.zeros(n_clients, dtype=torch.bool),
+        caught=never,
+        until=never.clone(),
+        sketches=no_sketches(n_clients),
     )
 
 
