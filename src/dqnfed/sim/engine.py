@@ -163,7 +163,8 @@ def _run_loop(
     else:
         journal.open(settings, setup)
         journal.add(*start_record(setup, state))
-        watch_end(setup, state, global_model(setup, state))
+        if setup.policy.on_worse == "best":
+            watch_end(setup, state, global_model(setup, state))
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
     last_saved = last_trimmed = time.monotonic()

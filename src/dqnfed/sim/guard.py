@@ -34,7 +34,7 @@ def mean_change(losses: Tensor, start: Tensor) -> float:
 
 def watch_end(setup: Setup, state: State, theta: Tensor) -> None:
     """Keep the present model if it is the best that was evaluated, the start model first."""
-    if setup.policy.on_worse != "best" or setup.algorithm.info.training != "federated":
+    if setup.algorithm.info.training != "federated":
         return
     if not state.guard:
         known, zero = state.losses, torch.zeros((), dtype=torch.float64)

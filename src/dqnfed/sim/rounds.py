@@ -72,7 +72,7 @@ def run_round(
     evaluates = is_last or (state.round + 1) % wanted.every == 0
     evaluated, rows = measured(setup, state, clients, before, evaluate_all=evaluates)
     record.update(evaluated)
-    if evaluates:
+    if evaluates and setup.policy.on_worse == "best":
         watch_end(setup, state, global_model(setup, state))
     if evaluates and not is_last:
         why = divergence([state.start, record])
