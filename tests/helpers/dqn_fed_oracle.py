@@ -491,11 +491,6 @@ class DQNFedOracle:
         if self.is_back and self.step_length is not None and length > self.step_length:
             length = self.step_length
             self.rules["after a retreat, by growth"] += 1
-        if len(present) == self.n_clients and not math.isnan(share) and self.step_length is not None:
-            longest = self.step_length * (3.0 if share >= 0.5 else 0.5 + share)
-            self.rules["outvoted, by growth"] += share < 0.5 and length > longest
-            self.rules["by threefold growth"] += share >= 0.5 and length > longest
-            length = min(length, longest)
         notes = {"m": m} if math.isnan(share) else {"votes": share, "m": m}
         return (length, notes) if norm > 0.0 else (0.0, notes)
 
@@ -512,8 +507,7 @@ class DQNFedOracle:
             again += [(now, self.losses[k][1])] if k in self.losses else []
         share = float(np.mean(votes))
         log_m = self.log_m + max(0.3, 1.0 / self.n_steps) * (share - 0.5)
-        most = 1.1 if len(present) == self.n_clients else 1.3
-        if again and sum(now for now, _ in again) > most * sum(then for _, then in again):
+        if again and sum(now for now, _ in again) > 1.3 * sum(then for _, then in again):
             log_m -= math.log(2.0)
             self.rules["halved m"] += 1
         highest = 9.0 if n_known >= self.enough_clients else 0.0
@@ -543,14 +537,16 @@ class DQNFedOracle:
         self.rules["asked for the first time"] += len(unknown)
         now = {k: replies[k].loss - self.settings.floor for k in then}
         lower = {k: min(loss, self.losses[k][1]) if k in self.losses else loss for k, loss in now.items()}
-        most = (1.2 if len(replies) == self.n_clients else 2.0) * sum(then.values())
+        most = (1.2 if self.is_told_by_all(replies) else 2.0) * sum(then.values())
         self.rules["above the start by the last step alone"] += sum(lower.values()) <= most < sum(now.values())
         return sum(lower.values()) > most
 
+    def is_told_by_all(self, replies: dict[int, Cut]) -> bool:
+        """Return whether every client has sent a gradient, so that the last step alone has changed the losses."""
+        return len(replies) == self.n_clients and not self.settings.trains
+
     def allowed_rise(self, replies: dict[int, Cut]) -> float:
-        if len(replies) < self.n_clients:
-            return 2.0
-        return 1.2 if self.settings.trains else 1.05
+        return 1.05 if self.is_told_by_all(replies) else 2.0
 
     def retreat_factor(self, replies: dict[int, Cut]) -> float:
         """Return by how much steps must be shorter; 1 where the losses do not say that the last one was too long."""

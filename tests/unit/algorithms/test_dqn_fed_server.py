@@ -192,7 +192,7 @@ def known_run(*levels: float, n_clients: int = 4) -> tuple[DQNFed, list[Any]]:
 
 
 # From round to round no jump, but all in all too much, in two rounds; one would be taken back.
-RISES = {4: (1.0, 1.15, 1.25, 1.3), 12: (1.0, 1.7, 2.05, 2.2)}
+RISES = {4: (1.0, 1.7, 2.05, 2.2), 12: (1.0, 1.7, 2.05, 2.2)}
 
 
 @pytest.mark.parametrize("n_clients", RISES)
@@ -277,9 +277,9 @@ def test_a_step_beyond_a_pareto_point_is_at_most_the_mean_step_long(seed: int, s
     assert step.diagnostics["step_norm"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("n_for", "most"), [(0, 0.5), (1, 0.75), (2, 3.0), (3, 3.0), (4, 3.0)])
+@pytest.mark.parametrize("n_for", range(5))
 @pytest.mark.parametrize("n_clients", [4, 12])
-def test_with_everybody_present_votes_limit_the_next_step(n_for: int, most: float, n_clients: int) -> None:
+def test_with_local_training_the_next_step_is_as_long_as_m_says(n_for: int, n_clients: int) -> None:
     """In the second round all rows are ten times as long, and n_for of four still point along the last step."""
     problem = replace(problem_of(8), theta0=10.0 * problem_of(8).theta0)
     method = DQNFed(epochs=2).prepare(problem, n_clients, 4)
@@ -297,7 +297,7 @@ def test_with_everybody_present_votes_limit_the_next_step(n_for: int, most: floa
     before, after = first.diagnostics["step_norm"], second.diagnostics["step_norm"]
     free = second.diagnostics["m"] * float(rows.mean(0).norm())
     assert free > 3.0 * before
-    assert after == pytest.approx(most * before if n_clients == 4 else free)
+    assert after == pytest.approx(free)
 
 
 # ------------------------------------------------------------------------------------------ clients that are missing

@@ -17,11 +17,11 @@ from dqnfed.maths.step_length import loss_ratio, votes_for_longer
 GAIN = 0.3  # of log m by the votes, 1 / t after step t < 4: a factor of e^0.15 a round if all agree
 LIMIT = 9.0  # of |log m|
 RISE = 1.3  # of the losses of clients that were here before: above it m is halved
-RISE_ALL = 1.1  # if all clients are here
+RISE_ALL = 1.1  # if all clients are here, with gradients
 JUMP = 2.0  # of the losses by one step: above it the step is taken back; another draw of clients raises losses too
-JUMP_ALL = 1.2  # if all clients are here
+JUMP_ALL = 1.2  # if all clients are here, with gradients or where replies may be false
 JUMP_EXACT = 1.05  # and their rows are gradients: nothing but the step has raised the losses
-GROWTH = 3.0  # of a step by its successor at most, with all clients
+GROWTH = 3.0  # of a step by its successor at most, with all clients and gradients
 SEATS = 10_000  # clients whose numbers are kept: of more, the newest
 NOBODY = -1  # a client's number
 FEW = 10  # clients, or three quarters of them: until so many are known m does not rise above its start
@@ -82,12 +82,19 @@ class Votes:
             starts=state.starts if int(state.depth) else state.starts.index_copy(0, here, values),
         )
 
+    def tells_all(self, cohort: Cohort) -> bool:
+        """Return whether a small rise of the losses is taken as the last step's fault: all clients are here.
+
+        Not with local training, whose mini-batches raise losses now and then, unless replies may be false.
+        """
+        return len(cohort.clients) == cohort.n_clients and (self.gradients or self.robust)
+
     def retreat_by(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> float:
         """Return by which factor steps must be shorter if the last one is to be taken back; 1: it is not."""
         if float(state.alpha) == 0.0 or bool(state.is_back):
             return 1.0
         exact = self.gradients and not self.robust  # robust losses do not tell a rise by less than JUMP_ALL
-        jump = (JUMP_EXACT if exact else JUMP_ALL) if len(cohort.clients) == cohort.n_clients else JUMP
+        jump = (JUMP_EXACT if exact else JUMP_ALL) if self.tells_all(cohort) else JUMP
         here, usual = self.places(state, cohort), float(state.losses.nanmean())
         known, steps = state.losses[here].numpy(), int(state.depth) - state.depths[here].numpy()
         is_known = np.isfinite(known)
@@ -113,7 +120,7 @@ class Votes:
             starts = np.where(np.isfinite(starts) | np.isfinite(before), starts, float(known.max()))
         counts = np.isfinite(starts)
         lower = np.fmin(losses - float(state.floor), before)[counts]  # NaN: no reply since the last restart
-        jump = JUMP_ALL if len(cohort.clients) == cohort.n_clients else JUMP
+        jump = JUMP_ALL if self.tells_all(cohort) else JUMP
         return bool(counts.any()) and not loss_ratio(lower, starts[counts], robust=self.robust) <= jump
 
     def shortened(self, state: VotesState, factor: float) -> VotesState:
@@ -133,7 +140,7 @@ class Votes:
         known, now = state.losses[self.places(state, cohort)].numpy(), losses - float(state.floor)
         share, again = votes_for_longer(along, now, known), np.isfinite(known)
         log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
-        rise = RISE_ALL if len(cohort.clients) == cohort.n_clients and not self.robust else RISE
+        rise = RISE_ALL if self.tells_all(cohort) and not self.robust else RISE
         if again.any() and not loss_ratio(now[again], known[again], robust=self.robust) <= rise:
             log_m -= log(2.0)
         highest = LIMIT if n_known >= enough_clients(cohort.n_clients) else 0.0
@@ -142,11 +149,11 @@ class Votes:
     def longest(self, state: VotesState, share: float, cohort: Cohort) -> float:
         """Return how many times the last step the next may be; inf: there was none, or it says nothing.
 
-        With part of the clients a longer step may have other reasons than a bad one before.
+        With part of the clients, or local training, a longer step may have other reasons than a bad one before.
         """
         if bool(state.is_back):
             return 1.0
-        if isnan(share) or len(cohort.clients) < cohort.n_clients:
+        if isnan(share) or not self.tells_all(cohort):
             return inf
         return share + 0.5 if share < 0.5 else GROWTH
 

@@ -94,12 +94,13 @@ def test_losses_that_rise_by_more_than_three_tenths_halve_m() -> None:
     assert just_so == pytest.approx(-0.15 - math.log(2.0))
 
 
-def test_with_all_clients_a_rise_by_more_than_a_tenth_halves_m() -> None:
-    """Steps that are too long and too short in turn would leave m where it is otherwise."""
+@pytest.mark.parametrize(("gradients", "rise"), [(True, 1.1), (False, 1.3)])
+def test_with_all_clients_and_gradients_a_rise_by_more_than_a_tenth_halves_m(gradients: bool, rise: float) -> None:
+    """Steps that are too long and too short in turn would leave m where it is otherwise; batches raise losses too."""
     state = after_a_step(1.0, 1.0, 2.0, 2.0, n_clients=4)
-    for last, log_m in ((2.19, -0.15), (2.21, -0.15 - math.log(2.0))):
-        losses, everybody = np.array([1.1, 1.1, 2.2, last]), cohort(4, n_clients=4)
-        found, _ = Votes().counted(state, -np.ones(4), losses, everybody, 9, 4)
+    for more, log_m in ((-0.01, -0.15), (0.01, -0.15 - math.log(2.0))):
+        losses, everybody = rise * np.array([1.0, 1.0, 2.0, 2.0 + more]), cohort(4, n_clients=4)
+        found, _ = Votes(gradients=gradients).counted(state, -np.ones(4), losses, everybody, 9, 4)
         assert float(found.log_m) == pytest.approx(log_m)
 
 
@@ -225,11 +226,12 @@ def test_past_a_pareto_point_a_step_is_at_most_as_long_as_the_clients_mean_step(
 @pytest.mark.parametrize(
     ("share", "times"), [(0.0, 0.5), (0.25, 0.75), (0.49, 0.99), (0.5, 3.0), (0.75, 3.0), (1.0, 3.0), (NAN, math.inf)]
 )
-def test_with_all_clients_the_votes_limit_the_next_step(share: float, times: float) -> None:
-    """With part of them they do not."""
-    votes, state = Votes(), after_a_step(1.0)
+def test_with_all_clients_and_gradients_the_votes_limit_the_next_step(share: float, times: float) -> None:
+    """With part of them, or local training, they do not."""
+    votes, state = Votes(gradients=True), after_a_step(1.0)
     assert votes.longest(state, share, cohort(N_CLIENTS)) == pytest.approx(times)
     assert votes.longest(state, share, cohort(N_CLIENTS - 1)) == math.inf
+    assert Votes().longest(state, share, cohort(N_CLIENTS)) == math.inf
 
 
 @pytest.mark.parametrize("K", [4, N_CLIENTS])
@@ -266,7 +268,7 @@ def test_losses_at_the_start_model_are_those_of_replies_there() -> None:
         (4, False, 2.0),
         (4, True, 2.0),
         (N_CLIENTS - 1, False, 2.0),
-        (N_CLIENTS, False, 1.2),
+        (N_CLIENTS, False, 2.0),
         (N_CLIENTS, True, 1.05),
     ],
 )
@@ -274,7 +276,7 @@ def test_losses_at_the_start_model_are_those_of_replies_there() -> None:
 def test_a_step_is_taken_back_if_losses_jump_by_more_than_the_steps_since_allow(
     K: int, gradients: bool, jump: float, n_steps: int
 ) -> None:
-    """By 1 a step, by 0.2 if everybody is here, since the draw changes nothing then, and by 0.05 with gradients."""
+    """By 1 a step; by 0.05 if everybody is here with gradients, since neither draw nor batches change losses then."""
     votes, draw = Votes(gradients=gradients), np.random.default_rng(K)
     state = after_a_step(*draw.permutation(np.linspace(1.0, 3.0, K)), n_steps=n_steps)
     limit, losses = 1.0 + (jump - 1.0) * n_steps, draw.permutation(np.linspace(0.0, 4.0, K))  # the mean is the same
@@ -363,12 +365,15 @@ def test_no_step_is_taken_back_twice() -> None:
 # ------------------------------------------------------------------------------------------ above the start
 
 
-@pytest.mark.parametrize(("K", "jump"), [(4, 2.0), (N_CLIENTS - 1, 2.0), (N_CLIENTS, 1.2)])
+JUMPS = [(4, True, 2.0), (N_CLIENTS - 1, True, 2.0), (N_CLIENTS, False, 2.0), (N_CLIENTS, True, 1.2)]
+
+
+@pytest.mark.parametrize(("K", "gradients", "jump"), JUMPS)
 @pytest.mark.parametrize("n_steps", [1, 50])
 def test_losses_clearly_above_those_at_the_start_say_so_however_many_steps_later(
-    K: int, jump: float, n_steps: int
+    K: int, gradients: bool, jump: float, n_steps: int
 ) -> None:
-    votes, starts = Votes(), np.linspace(1.0, 3.0, K)
+    votes, starts = Votes(gradients=gradients), np.linspace(1.0, 3.0, K)
     state = after_a_step(*starts, n_steps=n_steps)
     state = stepped(votes.record(state, np.full(K, 100.0), cohort(K)))  # at their last replies they were higher
     for factor, is_above in ((jump - 1e-6, False), (jump + 1e-6, True)):
@@ -383,10 +388,10 @@ def test_losses_that_are_no_numbers_are_above_the_start_if_those_before_were(fac
         assert votes.is_above_start(state, np.full(4, factor), cohort()) is is_above
 
 
-@pytest.mark.parametrize(("K", "jump"), [(4, 2.0), (N_CLIENTS - 1, 2.0), (N_CLIENTS, 1.2)])
-def test_losses_that_were_low_until_the_last_step_are_not_above_the_start(K: int, jump: float) -> None:
+@pytest.mark.parametrize(("K", "gradients", "jump"), JUMPS)
+def test_losses_that_were_low_until_the_last_step_are_not_above_the_start(K: int, gradients: bool, jump: float) -> None:
     """However high they are now: that step is taken back. The lower of the two is each client's own."""
-    votes, starts = Votes(), np.linspace(1.0, 3.0, K)
+    votes, starts = Votes(gradients=gradients), np.linspace(1.0, 3.0, K)
     for factor, is_above in ((1.0, False), (jump - 1e-6, False), (jump + 1e-6, True)):
         state = stepped(votes.record(after_a_step(*starts), factor * starts, cohort(K)))
         assert votes.is_above_start(state, np.full(K, 1e9), cohort(K)) is is_above
