@@ -24,7 +24,7 @@ class Body(NamedTuple):
 
 class FedRepServer(NamedTuple):
     theta: Tensor  # [n] the body, and after it the head of the start
-    head: Tensor  # [h] that head
+    n_body: Tensor  # [] entries of the body
 
 
 class FedRepMemory(NamedTuple):
@@ -92,7 +92,7 @@ class FedRep(LocalWork[FedRepServer, FedRepMemory, FedRepUpdate]):
         return super().unused() - ({"momentum"} if several else set())
 
     def init_server(self, problem: Problem, n_clients: int) -> FedRepServer:
-        return FedRepServer(problem.theta0.clone(), problem.theta0[last_layer(problem).start :].clone())
+        return FedRepServer(problem.theta0.clone(), torch.tensor(last_layer(problem).start))
 
     def init_memory(self, problem: Problem, task: Task) -> FedRepMemory:
         return FedRepMemory(problem.theta0[last_layer(problem).start :].clone())
@@ -113,7 +113,8 @@ class FedRep(LocalWork[FedRepServer, FedRepMemory, FedRepUpdate]):
         self, server: FedRepServer, replies: Replies[FedRepUpdate], cohort: Cohort
     ) -> ServerStep[FedRepServer]:
         step = replies.combine("delta", client_weights(self.weighting, cohort))
-        theta = torch.cat([body_of(server) - self.server_lr * step, server.head])
+        body = body_of(server)
+        theta = torch.cat([body - self.server_lr * step, server.theta[len(body) :]])
         return ServerStep(server._replace(theta=theta))
 
     def models(self, server: FedRepServer, memory: FedRepMemory) -> dict[str, Tensor]:
@@ -125,7 +126,7 @@ class FedRep(LocalWork[FedRepServer, FedRepMemory, FedRepUpdate]):
 
 def body_of(server: FedRepServer) -> Tensor:
     """Return the common part of theta."""
-    return server.theta[: len(server.theta) - len(server.head)]
+    return server.theta[: int(server.n_body)]
 
 
 def part_of(problem: Problem, whole: Callable[[Tensor], Tensor]) -> Problem:

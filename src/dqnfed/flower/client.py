@@ -110,7 +110,8 @@ class _Request:
         if self._kept is not None:
             self._kept.write(self._tags, (self._round, self._whole("phase")), memory)
         facts: dict[str, Any] = {"client": self._number, "kind": type(update).__name__, "forgot": self._forgot}
-        facts["releases"] = n_releases
+        if privacy is not None:
+            facts["releases"] = n_releases
         if self._client.secure is not None:
             mine = self._client.secure, self._algorithm, self._number
             return secure_reply(*mine, update, sent, self._content, facts, self._context, privacy)

@@ -55,8 +55,10 @@ class Votes:
     def seated(self, state: VotesState, cohort: Cohort) -> VotesState:
         """Return the state of very many clients with places for the cohort's numbers; those with old ones lose theirs.
 
-        Numbers at the start model are kept longest.
+        Numbers at the start model are kept longest. Of fewer clients everybody has a place.
         """
+        if not len(state.clients):
+            return state
         new = cohort.clients[~torch.isin(cohort.clients, state.clients)]
         is_old = ~torch.isin(state.clients, cohort.clients)
         age = torch.where(state.starts.isfinite() | ~is_old, inf, state.depths.double())
