@@ -41,7 +41,7 @@ class Policy:
     rate_bounds: float | None = None  # replaces the method's own `rate_bounds` where it has any; None: as it is there
     scalar_bounds: float | None = None  # on reported losses, rates, curvatures: times their median; None: no bound
     max_size_ratio: float = 100.0  # times the median of claimed sizes; a deployed client's weight is held there; >= 1
-    on_worse: str | None = None  # best | last: the model of a run that ends above its start; None: best on Flower
+    on_worse: str | None = None  # best | last: of a run that ends above its start; None: best on Flower without noise
     drop_share: float | None = None  # likewise: share of a cohort that may be left out for inconsistent replies
 
     def __post_init__(self) -> None:

@@ -140,7 +140,7 @@ RULES = (
         CLIENTS,
         "a run whose clients' losses are above those of the start at the end keeps its best evaluated model; no single "
         "client's loss decides",
-        "best (in simulation: last)",
+        "best (in simulation, and with counted noise: last)",
         "`policy.on_worse`",
         f"{GUARD}::test_a_run_that_gets_worse_keeps_its_best_evaluated_model",
     ),

@@ -141,7 +141,9 @@ class PolicyBlock(Block):
     rate_bounds: float | None = Field(default=None, ge=1)
     scalar_bounds: float | None = Field(default=None, ge=1)
     max_size_ratio: float = Field(default=100.0, ge=1)  # times the median of what deployed clients claim
-    on_worse: Literal["best", "last"] | None = None  # where a run ends above its start; null: best on Flower
+    on_worse: Literal["best", "last"] | None = (
+        None  # of a run that ends above its start; null: best on Flower without noise
+    )
     drop_share: float | None = Field(default=None, ge=0, lt=1)
 
 

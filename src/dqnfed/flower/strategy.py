@@ -93,8 +93,8 @@ class Strategy(FlowerStrategy):
         self.result: RunResult | None = None
         self._problem, self._seed, self._participation = problem, seed, participation
         self._policy, self._evaluation = policy or Policy(), evaluation or Evaluation()
-        if self._policy.on_worse is None:  # clients elsewhere are not known to be honest
-            self._policy = replace(self._policy, on_worse="best")
+        if self._policy.on_worse is None and privacy is None:  # clients elsewhere are not known to be honest
+            self._policy = replace(self._policy, on_worse="best")  # by losses, which no budget of noise counts
         self._sampling, self._drawn_size = as_sampling(sampling), cohort_size(participation, n_clients)
         self._sampling.check(n_clients, self._drawn_size)
         self._cohort_size = self._sampling.expected_size(n_clients, participation)
