@@ -20,6 +20,7 @@ PAGES = [page for page, blocks in BLOCKS.items() if any(b.is_executed_python or 
 LONG = (
     "use-a-model",
     "four-hospitals",
+    "who-takes-part",
     "wrong-labels",
     "report",
     "datasets",

@@ -157,7 +157,13 @@ def test_the_pdf_says_what_the_page_says(statements: Path) -> None:
     assert all(sum_[:32] in flat and sum_[32:] in flat for sum_ in sums)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False), (360, True)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(1280, False), (360, True), pytest.param(1280, True, marks=SLOW), pytest.param(360, False, marks=SLOW)],
+)
 def test_nothing_overlaps_is_cut_or_scrolls_sideways(
     browser: Chrome, statements: Path, runs: Path, width: int, dark: bool
 ) -> None:
