@@ -69,9 +69,8 @@ class Cache:
 
     def absent(self, state: CacheState, cohort: Cohort) -> IntArray:
         """Return the slots of clients that are not in the cohort."""
-        client, is_here = state.client.numpy(), np.zeros(cohort.n_clients, dtype=np.bool_)
-        is_here[cohort.clients.numpy()] = True
-        return np.flatnonzero((client != FREE) & ~is_here[client])  # FREE is the last client here, and free
+        client = state.client.numpy()
+        return np.flatnonzero((client != FREE) & ~np.isin(client, cohort.clients.numpy()))
 
     def rates(self, state: CacheState, absent: IntArray) -> FloatArray:
         """Return what is left of the rates in these slots."""

@@ -367,6 +367,13 @@ def test_large_models_are_not_kept_beyond_a_gibibyte(n_parameters: int, most: in
     assert DQNFed().prepare(problem, 1000, 10).cached_clients == most  # type: ignore[arg-type]
 
 
+def test_clients_may_have_larger_numbers_than_a_cohort_that_counts_as_everybody() -> None:
+    """Client 0 is left out and the other three count as all clients (`Trust.believed`): numbers 1 to 3 of three."""
+    state = Cache(MOST).init(torch.zeros(5))._replace(client=torch.tensor([0, 3, 2, *[FREE] * (MOST - 3)]))
+    three = Cohort(torch.tensor([1, 2, 3]), torch.full((3,), 10), 3, 1)
+    assert Cache(MOST).absent(state, three).tolist() == [0]
+
+
 def test_exact_rates_cannot_be_owed_to_the_absent() -> None:
     problem = consistent_quadratics(N_CLIENTS, 5).problem
     with pytest.raises(ValueError, match=r"`cached_clients` is 3, but constraint='exactly' .*; set it to 0"):
