@@ -226,7 +226,7 @@ class DQNFed(DescentSettings):
         u = metric.apply(server.metric, u)
         norm, present = norm_of(u), torch.from_numpy(found.served[: rows.K] | found.beyond)
         if not isfinite(norm):
-            return phases.stationary(self.parts, server, cohort, {"infeasible": 1.0})
+            return phases.stationary(self.parts, server, everyone, {"infeasible": 1.0})
         if self.drop_share:
             left_out = cohort.clients[~present]
             server = server._replace(trust=trust.record_claims(server.trust, all_replies, everyone, u, left_out))
@@ -237,7 +237,7 @@ class DQNFed(DescentSettings):
         if length.uses_curvature:
             server = server._replace(votes=votes.record(server.votes, losses, cohort))
             return self._by_curvature(server, replies, everyone, cohort, rows, found, notes)
-        return self._by_rule(server, replies, cohort, rows, found, notes)
+        return self._by_rule(server, replies, everyone, cohort, rows, found, notes)
 
     def _bounded(self, replies: Replies[Any], theta: Tensor) -> Replies[Any]:
         """Return the replies, model changes that are longer than the model itself shortened to its length.
@@ -268,6 +268,7 @@ class DQNFed(DescentSettings):
         self,
         server: DescentServer,
         replies: Replies[Any],
+        everyone: Cohort,
         cohort: Cohort,
         rows: Rows,
         found: Common,
@@ -296,7 +297,7 @@ class DQNFed(DescentSettings):
             new = Cut(rows.rates[:K], given[:K], losses)
             cache = caching.insert(caching.moved(cache, on_cached), cohort, replies, new, rows.on_cache)
         server = server._replace(cache=cache, votes=votes.record(state, losses, cohort))
-        return phases.moved(self.parts, server, alpha, cohort, notes)
+        return phases.moved(self.parts, server, alpha, everyone, notes)
 
     def _by_curvature(
         self,
@@ -327,7 +328,7 @@ class DQNFed(DescentSettings):
         parts = self.parts
         if not torch.equal(server.metric.before.members, server.search.mean.members):
             parts = parts._replace(length=replace(parts.length, growth=1.0))  # curvatures along a step of other clients
-        return phases.lengthened(parts, server, phases.Limits(*limits), cohort, notes)
+        return phases.lengthened(parts, server, phases.Limits(*limits), everyone, notes)
 
     def wanted_rates(
         self, replies: Replies[Any], squares: FloatArray, others: FloatArray, losses: FloatArray

@@ -365,3 +365,14 @@ def test_a_client_that_is_left_out_of_every_step_holds_back_none() -> None:
     steps = ahead(DQNFed(drop_share=0.25), [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]], rows)
     assert all(step.server.metric.before.members.tolist() == [True, True, True, False] for step in steps)
     assert growths_of(steps) == pytest.approx([3.0, 3.0, 3.0])
+
+
+@pytest.mark.parametrize("present", [range(9), range(1, 10)])
+def test_a_cohort_that_counts_as_everybody_does_not_end_the_run(present: range) -> None:
+    """One of ten is missing, as many as may be left out, and the mean of the nine vanishes: the tenth may gain."""
+    pairs, problem = torch.eye(8, dtype=torch.float64)[:4], problem_of(8)
+    rows = torch.cat([pairs, -pairs, 1e-9 * torch.ones(1, 8, dtype=torch.float64)])
+    method = DQNFed(epochs=2, drop_share=0.2, cached_clients=0).prepare(problem, 10, 9)
+    cohort = of_clients(*present, n_clients=10, round=0)
+    step: Any = method.server_step(method.init_server(problem, 10), local_updates(rows), cohort)
+    assert step.status is Status.HOLD
