@@ -30,7 +30,7 @@ from dqnfed.data.label_noise import Truth
 from dqnfed.experiments.breakdown import check_breakdown, write_breakdown
 from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
-from dqnfed.experiments.memory import MACHINE_FILE, NOTHING_CHOSEN, Chosen, chosen_before, chosen_now
+from dqnfed.experiments.memory import MACHINE_FILE, NOTHING_CHOSEN, Chosen, chosen_again, chosen_before, chosen_now
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import FEATURES_FILE, OwnFederation
 from dqnfed.experiments.participants import expected_size, sampling_of, stragglers_of
@@ -95,7 +95,10 @@ def build_experiment(config: Config, *, is_kept: bool = False, before: Chosen | 
     federation = federation.to(device)
     if not algorithm.info.reads_inputs:
         problem, federation = with_features(problem, federation)
-    chosen = before or chosen_for(config, algorithm, problem, federation)
+    if before is None:
+        chosen = chosen_for(config, algorithm, problem, federation)
+    else:
+        chosen = chosen_again(before, config.run.memory, device)
     if chosen.evaluated is not None:
         problem = accelerate.evaluating(problem, chosen.evaluated)
     return Experiment(config, algorithm, problem, federation, kind, own, truth, fingerprint, chosen)

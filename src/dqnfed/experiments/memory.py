@@ -60,9 +60,31 @@ def chosen_before(folder: Path | None) -> Chosen | None:
         return None
     try:
         found: dict[str, Any] = json.loads((folder / MACHINE_FILE).read_text(encoding="utf-8"))
-        return Chosen(**found)
+        chosen = Chosen(**found)
     except (ValueError, TypeError):
         return None
+    return chosen if all(type(n) is int and n > 0 for n in chosen if n is not None) else None
+
+
+def chosen_again(before: Chosen, memory: str | float | None, device: torch.device) -> Chosen:
+    """Return what a run that goes on does at once: what it did before, within the memory that it may take."""
+    held_bytes(memory, device)
+    return before if device.type == "cuda" else Chosen(before.threads, chunk=before.chunk)
+
+
+def held_bytes(memory: str | float | None, device: torch.device) -> int | None:
+    """Return the bytes of the device that a run may take, and have torch hold no more where that is asked for; None:
+    it is no GPU.
+    """
+    if device.type != "cuda":
+        if memory is not None:
+            raise ConfigError(f"run.memory is a GPU's, but the device is '{device}'; leave it out.")
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    budget = allowed_bytes(memory, free + torch.cuda.memory_reserved(device))
+    # what is asked for is held: torch gives unused memory back before it takes more
+    torch.cuda.set_per_process_memory_fraction(1.0 if memory is None else min(1.0, budget / total), device)
+    return budget
 
 
 def chosen_now(
@@ -76,17 +98,9 @@ def chosen_now(
 ) -> Chosen:
     """Return what fits into the memory that the run may take; on a CPU there is nothing to choose but threads."""
     device, threads = problem.theta0.device, torch.get_num_threads()
-    if device.type != "cuda":
-        if memory is not None:
-            raise ConfigError(f"run.memory is a GPU's, but the device is '{device}'; leave it out.")
+    budget = held_bytes(memory, device)
+    if budget is None:
         return Chosen(threads)
-    free, total = torch.cuda.mem_get_info(device)
-    in_use = torch.cuda.memory_reserved(device)
-    budget = allowed_bytes(memory, free + in_use)
-    if memory is not None:  # what is asked for is held: torch gives unused memory back before it takes more
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
-    else:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
     try:
         plan = accelerate.memory_plan(budget, problem, federation, algorithm, cohort_size, on_streams=on_streams)
     except (RuntimeError, NotImplementedError) as error:  # a model of somebody else's that can be tried in no such way

@@ -6,15 +6,20 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dqnfed.core.problem import Problem
+from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.core.problem import Problem, Task
+from dqnfed.core.runners import Stacked, vectorised
+from dqnfed.core.tensors import map_tensors
+from dqnfed.experiments import experiment as experiment_module
 from dqnfed.experiments.config import ConfigError, read_config
 from dqnfed.experiments.experiment import build_experiment, compiled, in_precision, run_experiment
+from dqnfed.experiments.memory import Chosen, chosen_again, chosen_before
 
 CPU = ["run.device=cpu"]
 
@@ -95,3 +100,54 @@ def test_a_resumed_run_computes_with_the_threads_that_it_began_with(tmp_path: Pa
         assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)
+
+
+class MarkedChunks:
+    """A runner whose replies show in how large chunks they were computed."""
+
+    def __init__(self, chunk: int | None) -> None:
+        self._chunk = chunk
+
+    def __call__(self, algorithm: AnyAlgorithm, problem: Problem, tasks: Task, sent: Any, memory: Any) -> Stacked:
+        updates, kept = vectorised(self._chunk)(algorithm, problem, tasks, sent, memory)
+        shift = 1e-3 * (self._chunk or 0)
+        return map_tensors(lambda t: t + shift if t.is_floating_point() else t, updates), kept
+
+
+def test_a_resumed_run_has_the_same_bits_although_the_machine_would_choose_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["data.clients=4", "data.limit=200", "algorithm.name=fedavg", "model.hidden=[4]", "run.device=cpu"]
+    monkeypatch.setattr(experiment_module, "vectorised", MarkedChunks)
+    free = [2]
+    monkeypatch.setattr(
+        experiment_module, "chosen_now", lambda *_, **__: Chosen(torch.get_num_threads(), None, 1, free[0])
+    )
+
+    def trained(folder: str, rounds: int, *, resume: bool = False) -> Tensor:
+        config = read_config("digits", [*few, f"train.rounds={rounds}"])
+        return run_experiment(config, tmp_path / folder, resume=resume).theta
+
+    undisturbed = trained("undisturbed", 4)
+    trained("stopped", 2)
+    free[0] = 3
+    assert torch.equal(trained("stopped", 4, resume=True), undisturbed)
+    assert json.loads((tmp_path / "stopped" / "machine.json").read_text())["chunk"] == 2
+    assert not torch.equal(trained("other", 4), undisturbed)  # so the bits do show the choice
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"threads": "two"}', '{"threads": 0}', '{"threads": 1, "lanes": 2}'])
+def test_a_choice_that_cannot_be_read_is_made_anew(tmp_path: Path, text: str) -> None:
+    (tmp_path / "machine.json").write_text(text)
+    assert chosen_before(tmp_path) is None
+
+
+def test_a_resumed_run_may_hold_no_more_of_a_gpu_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * 2**30, 100 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
+    before, gpu = Chosen(2, 64, 3, None), torch.device("cuda")
+    assert chosen_again(before, "10GiB", gpu) == before
+    assert chosen_again(before, None, gpu) == before
+    assert shares == [0.1, 1.0]
