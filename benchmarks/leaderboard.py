@@ -1,13 +1,15 @@
-"""Every network method tuned alike and run with five seeds; the lines behind docs/results/leaderboard.md.
+r"""Every network method tuned alike and run with five seeds; the lines behind docs/results/leaderboard.md.
 
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --jobs 2
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --methods mine  # by an entry point
-    python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --device cuda --problems mnist-by-writer,cifar10-mlp
+    python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --device cuda \
+        --problems mnist-by-writer,cifar10-mlp --methods best:10  # of the small problems, and every form of DQN-Fed
     python -m dqnfed.report.results leaderboard --from runs/leaderboard.jsonl --hardware "..."
 
 First four values of one setting of every method, one seed, on validation data; then the best of them with five seeds
 on test data, the model kept that has the lowest validation loss. Lines are appended as runs end, and what is in the
-file is not run again: a call that is cut short, or has `--seconds`, goes on where it was.
+file is not run again: a call that is cut short, or has `--seconds`, goes on where it was. The runs of one problem and
+seed come together, so that a process keeps its federation, and the longest of them come first.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -54,18 +58,35 @@ OTHERS: dict[str, dict[str, tuple[float, ...]]] = {
 }
 LEFT_OUT = ("fedcorr",)  # for wrong labels: its sweeps would fill the run
 REFERENCES = ("local-only", "pooled")
+DQN_FED = ("dqn-fed", "dqn-fed-literal", "server-lbfgs")  # its forms; the literal one is expected to diverge
+BEST = "best:"
 SHOWN = ("mean", "std", "worst10", "min")
 Task = dict[str, Any]
 
 
-def methods_of(given: str) -> list[str]:
-    """Return the methods that are named, or all for networks and the two references."""
+def methods_of(given: str, lines: list[Task]) -> list[str]:
+    """Return the two references and the methods that are named, the best of the small problems, or all for networks."""
     from dqnfed.experiments.experiment import suitable_algorithms
 
-    known = [name for name in suitable_algorithms("network") if name not in LEFT_OUT]
-    if not given:
-        return [*REFERENCES, *known]
-    return [*REFERENCES, *(name for name in given.split(",") if name not in REFERENCES)]
+    if given.startswith(BEST):
+        found = [*best_methods(int(given.removeprefix(BEST)), lines), *DQN_FED]
+    else:
+        found = given.split(",") if given else [n for n in suitable_algorithms("network") if n not in LEFT_OUT]
+    return [*REFERENCES, *dict.fromkeys(name for name in found if name not in REFERENCES)]
+
+
+def best_methods(count: int, lines: list[Task]) -> list[str]:
+    """Return so many methods in the order of the page's table of mean ranks over the problems for a CPU."""
+    from dqnfed.report.leaderboard import by_problem, by_rank, comparable
+
+    runs = [line for line in lines if line["kind"] == "test" and "error" not in line]
+    problems = by_problem([run for run in runs if run["problem"] in ON_CPU])
+    if missing := set(ON_CPU) - problems.keys():
+        raise ValueError(
+            f"the best methods are those of {', '.join(ON_CPU)}, and --out has no run of {', '.join(sorted(missing))}; "
+            "run these problems first, or name the methods."
+        )
+    return by_rank({problem: comparable(methods) for problem, methods in problems.items()})[:count]
 
 
 def config_of(task: Task) -> Any:
@@ -158,6 +179,37 @@ def tasks(kind: str, lines: list[Task], problems: list[str], methods: list[str],
                 yield from ({**base, "settings": settings} for settings in tuned)
 
 
+def durations(lines: list[Task], device: str | None = None) -> dict[tuple[str, str], float]:
+    """Return the longest time of every problem and method, on the device or on any."""
+    found: dict[tuple[str, str], float] = {}
+    for line in lines:
+        if "seconds" in line and device in (None, line["device"]):
+            pair = line["problem"], line["method"]
+            found[pair] = max(found.get(pair, 0.0), line["seconds"])
+    return found
+
+
+def expected_durations(
+    pairs: set[tuple[str, str]], known: dict[tuple[str, str], float]
+) -> dict[tuple[str, str], float]:
+    """Return the known times of the pairs; for others the problem's median times the method's multiple elsewhere."""
+    medians = {problem: median(t for (p, _), t in known.items() if p == problem) for problem, _ in known}
+    multiple: dict[str, float] = {}
+    for (problem, method), seconds in known.items():
+        multiple[method] = max(multiple.get(method, 0.0), seconds / max(medians[problem], 1e-9))
+    return {(p, m): known.get((p, m), medians.get(p, 1.0) * multiple.get(m, 0.0)) for p, m in pairs}
+
+
+def longest_first(todo: list[Task], lines: list[Task]) -> list[Task]:
+    """Return the tasks with those of one problem and seed together and, in these and of problems, the longest first."""
+    pair = itemgetter("problem", "method")
+    expected = expected_durations({pair(task) for task in todo}, durations(lines))
+    total: dict[str, float] = {}
+    for task in todo:
+        total[task["problem"]] = total.get(task["problem"], 0.0) + expected[pair(task)]
+    return sorted(todo, key=lambda t: (-total[t["problem"]], t["problem"], t["seed"], -expected[pair(t)]))
+
+
 def key(task: Task) -> str:
     """Return what identifies a task."""
     return json.dumps([task[name] for name in ("kind", "problem", "method", "seed", "settings")])
@@ -168,21 +220,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/leaderboard.jsonl"))
     parser.add_argument("--problems", default=",".join(ON_CPU), help=f"of {', '.join(PROBLEMS)}, separated by commas")
-    parser.add_argument("--methods", default="", help="separated by commas; default: all for networks")
+    parser.add_argument(
+        "--methods", default="", help="names, or best:10 of the small problems; default: all for networks"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="the first so many")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seconds", type=float, default=math.inf, help="runs that would end later are not begun")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
-    problems, methods, begin = given.problems.split(","), methods_of(given.methods), time.monotonic()
+    problems, begin = given.problems.split(","), time.monotonic()
     if unknown := set(problems) - PROBLEMS.keys():
         parser.error(f"there is no problem {sorted(unknown)[0]}; there are {', '.join(PROBLEMS)}.")
+    try:
+        methods = methods_of(given.methods, read_lines(given.out))
+    except ValueError as error:
+        parser.error(str(error))
     for kind in ("tune", "test"):
         lines = read_lines(given.out)
         done = {key(line) for line in lines}
         todo = [task for task in tasks(kind, lines, problems, methods, given) if key(task) not in done]
         left = given.seconds - (time.monotonic() - begin)
-        run_all(todo, outcome, given.out, jobs=given.jobs, seconds=left)
+        known = durations(lines, given.device)
+        run_all(longest_first(todo, lines), outcome, given.out, jobs=given.jobs, seconds=left, known=known)
         done = {key(line) for line in read_lines(given.out)}
         if waiting := sum(key(task) not in done for task in todo):
             sys.exit(f"{waiting} runs of '{kind}' are left; the same command goes on.")

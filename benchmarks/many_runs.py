@@ -6,14 +6,15 @@ import json
 import multiprocessing
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 Task = dict[str, Any]
+Kind = tuple[str, str]  # a problem and a method
 Outcome = Callable[[Task], Task]
 
 
@@ -47,22 +48,34 @@ def kept_datasets() -> None:
 
 
 class Clock:
-    """When the runs must be over, and how long one of a kind has taken so far."""
+    """When the runs must be over, and how long those of a kind (a problem and a method) have taken, before and now."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, known: Mapping[Kind, float]) -> None:
         self.end = time.monotonic() + seconds
-        self.lasted: dict[Any, list[float]] = defaultdict(list)
+        self.lasted: dict[Kind, float] = dict(known)
 
-    def leaves_time_for(self, kind: Any) -> bool:
+    def leaves_time_for(self, kind: Kind) -> bool:
         """Return whether a run like those before would end in time."""
-        return time.monotonic() + max(self.lasted[kind], default=0.0) <= self.end
+        return time.monotonic() + self.lasted.get(kind, 0.0) <= self.end
+
+    def add(self, kind: Kind, seconds: float) -> None:
+        """Take a run's time into account."""
+        self.lasted[kind] = max(self.lasted.get(kind, 0.0), seconds)
 
 
-def run_all(todo: Iterable[Task], outcome: Outcome, path: Path, *, jobs: int, seconds: float) -> None:
-    """Run the tasks and append their lines as they end; none is begun that would not end in time."""
-    waiting, clock = list(todo), Clock(seconds)
+def run_all(
+    todo: Iterable[Task],
+    outcome: Outcome,
+    path: Path,
+    *,
+    jobs: int,
+    seconds: float,
+    known: Mapping[Kind, float] = MappingProxyType({}),
+) -> None:
+    """Run the tasks in their order and append their lines as they end; none is begun that would not end in time."""
+    waiting, clock = list(todo), Clock(seconds, known)
     path.parent.mkdir(parents=True, exist_ok=True)
-    n_all, n_done, running = len(waiting), 0, dict[Future[Task], tuple[Any, float]]()
+    n_all, n_done, running = len(waiting), 0, dict[Future[Task], tuple[Kind, float]]()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=kept_datasets) as pool, path.open("a") as file:
         while waiting or running:
@@ -74,7 +87,7 @@ def run_all(todo: Iterable[Task], outcome: Outcome, path: Path, *, jobs: int, se
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 kind, began = running.pop(future)
-                clock.lasted[kind].append(time.monotonic() - began)
+                clock.add(kind, time.monotonic() - began)
                 file.write(json.dumps(future.result()) + "\n")
                 file.flush()
                 n_done += 1

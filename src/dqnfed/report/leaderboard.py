@@ -18,8 +18,8 @@ Json = dict[str, Any]
 FloatArray = NDArray[np.float64]
 REFERENCES = ("local-only", "pooled")
 RESAMPLES = 2000
+Ranked = Mapping[str, Mapping[str, Mapping[int, Json]]]  # by problem, method and seed
 ROWS = {"mean": "mean accuracy", "worst10": "worst 10 %"}  # what methods are ranked by
-FIGURE = "leaderboard-ranks.svg"
 KEPT = (
     "problem", "method", "seed", "settings", "status", "accuracy", "clients", "curve", "rounds", "passes", "bytes_up",
     "train_seconds",
@@ -52,8 +52,9 @@ def collected(sources: Iterable[Path], *, command: str, hardware: str, commit: s
 def block(data: Json) -> str:
     """Return the part of the page that is made from its summary."""
     problems = by_problem(data["runs"])
-    ranked = {problem: comparable(methods) for problem, methods in problems.items()}
-    lines = _rank_lines(ranked)
+    lines: list[str] = []
+    for place, ranked in enumerate(rank_groups(problems)):
+        lines += _rank_lines(ranked, place, _left_out(ranked, problems))
     for problem, methods in problems.items():
         lines += [f"## {problem}", "", *_table(methods, data["tuned"].get(problem, {})), ""]
         for method, why in sorted(data["refused"].get(problem, {}).items()):
@@ -77,6 +78,39 @@ def comparable(methods: Mapping[str, Mapping[int, Json]]) -> dict[str, Mapping[i
     return {name: runs for name, runs in federated.items() if set(runs) == seeds}
 
 
+def rank_groups(problems: Ranked) -> list[Ranked]:
+    """Return the problems' comparable methods, in groups with a table of ranks each.
+
+    A problem joins the first group with whose largest problem it shares half of the methods that either has: what was
+    run with ten methods alone does not take the others out of the ranks of the problems that have them all.
+    """
+    found: list[dict[str, Mapping[str, Mapping[int, Json]]]] = []
+    ranked = {problem: comparable(methods) for problem, methods in problems.items()}
+    for problem in sorted(ranked, key=lambda name: -len(ranked[name])):
+        mine = ranked[problem].keys()
+        for group in found:
+            largest = next(iter(group.values())).keys()
+            if len(mine & largest) >= len(mine | largest) / 2:
+                group[problem] = ranked[problem]
+                break
+        else:
+            found.append({problem: ranked[problem]})
+    return list(found)
+
+
+def by_rank(ranked: Ranked) -> list[str]:
+    """Return the methods that every problem has, by the sum of their mean ranks in all measures."""
+    by = [mean_ranks(ranked, measure) for measure in ROWS]
+    names, total = by[0][0], sum(found[0] for _, found in by)
+    return [names[k] for k in np.argsort(total, kind="stable")]
+
+
+def _left_out(ranked: Ranked, problems: Ranked) -> list[str]:
+    """Return the federated methods with a run on one of these problems that are not ranked."""
+    run = {name for problem in ranked for name in problems[problem] if name not in REFERENCES}
+    return sorted(name for name in run if not all(name in methods for methods in ranked.values()))
+
+
 def ranks(scores: FloatArray) -> FloatArray:
     """Return the ranks of the scores in each row [B, M], 1 the highest, equal ones in the middle; NaN is last."""
     from scipy.stats import rankdata
@@ -85,7 +119,7 @@ def ranks(scores: FloatArray) -> FloatArray:
     return found
 
 
-def mean_ranks(ranked: Mapping[str, Mapping[str, Mapping[int, Json]]], measure: str) -> tuple[list[str], FloatArray]:
+def mean_ranks(ranked: Ranked, measure: str) -> tuple[list[str], FloatArray]:
     """Return the methods that every problem has, and their mean rank [M], its lower and its upper end [3, M].
 
     The mean over problems of the mean over seeds; the ends are those of 95 % of the means in which each problem's seeds
@@ -111,19 +145,23 @@ def critical_difference(n_methods: int, n_blocks: int) -> float:
     return quantile * math.sqrt(n_methods * (n_methods + 1) / (6.0 * n_blocks))
 
 
-def n_blocks(ranked: Mapping[str, Mapping[str, Mapping[int, Json]]]) -> int:
+def n_blocks(ranked: Ranked) -> int:
     """Return the number of problems times seeds."""
     return sum(len(next(iter(methods.values()))) for methods in ranked.values())
 
 
-def _rank_lines(ranked: Mapping[str, Mapping[str, Mapping[int, Json]]]) -> list[str]:
+def _rank_lines(ranked: Ranked, place: int, left_out: Sequence[str]) -> list[str]:
     by = {measure: mean_ranks(ranked, measure) for measure in ROWS}
     names = by["mean"][0]
     if len(names) < 2:
         return []
     cost = {name: _cost(ranked, name) for name in names}
-    order = sorted(range(len(names)), key=lambda k: float(sum(by[m][1][0, k] for m in ROWS)))
-    lines = ["## Mean ranks", "", "| method | " + " | ".join(ROWS.values()) + " | KiB up | passes | seconds |"]
+    order = [names.index(name) for name in by_rank(ranked)]
+    lines = [
+        f"## Mean ranks: {', '.join(ranked)}",
+        "",
+        "| method | " + " | ".join(ROWS.values()) + " | KiB up | passes | seconds |",
+    ]
     lines.append("|---" * (len(ROWS) + 4) + "|")
     for k in order:
         cells = [f"{by[m][1][0, k]:.1f} [{by[m][1][1, k]:.1f}, {by[m][1][2, k]:.1f}]" for m in ROWS]
@@ -135,10 +173,18 @@ def _rank_lines(ranked: Mapping[str, Mapping[str, Mapping[int, Json]]]) -> list[
         f"Nemenyi's test over all pairs two mean ranks differ at 5 % where they are {difference:.1f} apart ({n} "
         "blocks of one problem and seed, taken for independent, which seeds of one problem are not quite)."
     )
-    return [*lines, "", meaning, "", f"![Mean ranks with intervals](figures/{FIGURE})", ""]
+    if left_out:
+        said = ", ".join(f"`{name}`" for name in left_out)
+        meaning += f" Not ranked, for want of a problem or of a seed: {said}."
+    return [*lines, "", meaning, "", f"![Mean ranks with intervals](figures/{figure_of(place)})", ""]
 
 
-def _cost(ranked: Mapping[str, Mapping[str, Mapping[int, Json]]], name: str) -> str:
+def figure_of(place: int) -> str:
+    """Return the file of the figure of a group's ranks."""
+    return f"leaderboard-ranks-{place + 1}.svg"
+
+
+def _cost(ranked: Ranked, name: str) -> str:
     runs = [run for methods in ranked.values() for run in methods[name].values()]
     kib, passes = fmean(run["bytes_up"] for run in runs) / 1024, fmean(run["passes"] for run in runs)
     return f"{kib:.0f} | {passes:.1f} | {fmean(run['train_seconds'] for run in runs):.1f}"
@@ -151,7 +197,9 @@ def _table(methods: Mapping[str, Mapping[int, Json]], tuned: Mapping[str, Mappin
     alone, target = methods.get("local-only", {}), target_of(methods)
     for name in sorted(methods, key=lambda name: -_mean(methods[name], "mean")):
         runs = methods[name]
-        cells = [f"`{name}`", *(_spread([run["accuracy"][m] for run in runs.values()]) for m in _MEASURES)]
+        n_diverged = sum(run["status"] == "diverged" for run in runs.values())  # a model from before may be kept
+        title = f"`{name}`" + (f" ({n_diverged} of {len(runs)} runs diverged)" if n_diverged else "")
+        cells = [title, *(_spread([run["accuracy"][m] for run in runs.values()]) for m in _MEASURES)]
         cells += _gains(runs, alone) if name != "local-only" else ["", ""]
         cells += _to_target(runs, target) if name not in REFERENCES else ["", ""]
         cells += [
@@ -222,12 +270,12 @@ def _spread(values: Sequence[float | None], sign: str = "") -> str:
 
 
 def write_ranks(data: Json, folder: Path) -> None:
-    """Write the figure of mean ranks, with intervals and Nemenyi's critical difference as a bar."""
-    ranked = {problem: comparable(methods) for problem, methods in by_problem(data["runs"]).items()}
-    by = {measure: mean_ranks(ranked, measure) for measure in ROWS}
-    if len(by["mean"][0]) > 1:
-        draw = _drawn_ranks(by, critical_difference(len(by["mean"][0]), n_blocks(ranked)))
-        write_picture(folder / FIGURE, (7.2, 1.2 + 0.2 * len(by["mean"][0])), draw)
+    """Write a figure of mean ranks a group, with intervals and Nemenyi's critical difference as a bar."""
+    for place, ranked in enumerate(rank_groups(by_problem(data["runs"]))):
+        by = {measure: mean_ranks(ranked, measure) for measure in ROWS}
+        if (n_methods := len(by["mean"][0])) > 1:
+            draw = _drawn_ranks(by, critical_difference(n_methods, n_blocks(ranked)))
+            write_picture(folder / figure_of(place), (7.2, 1.2 + 0.2 * n_methods), draw)
 
 
 def _drawn_ranks(by: Mapping[str, tuple[list[str], FloatArray]], difference: float) -> Callable[[Any], None]:

@@ -16,6 +16,7 @@ from dqnfed.report.leaderboard import (
     comparable,
     critical_difference,
     mean_ranks,
+    rank_groups,
     ranks,
     write_ranks,
 )
@@ -39,7 +40,7 @@ LINES = [
     *(line(p, "good", s, 90.0 + s) for p in "ab" for s in range(3)),
     *(line(p, "local-only", s, 70.0) for p in "ab" for s in range(3)),
     *(line(p, "lost", s, None if s else 85.0) for p in "ab" for s in range(3)),
-    line("a", "half", 0, 99.0),
+    line("a", "half", 0, 99.0, status="diverged"),
     {"kind": "tune", "problem": "a", "method": "good", "settings": {"lr": 0.1}, "accuracy": {"mean": 1.0}},
     {"kind": "tune", "problem": "a", "method": "good", "settings": {"lr": 0.2}, "accuracy": {"mean": 0.5}},
     {"kind": "test", "problem": "b", "method": "broken", "seed": 0, "error": "ValueError: too large"},
@@ -83,5 +84,26 @@ def test_the_page_says_what_the_lines_say(data: dict[str, Any], tmp_path: Path) 
     assert "| lr 0.1 of 2 |" in row
     assert "| `lost` | diverged |" in text
     assert "`broken` could not run: ValueError: too large" in text
+    assert "| `half` (1 of 1 runs diverged) | 99.0 |" in text
     write_ranks(data, tmp_path)
-    assert (tmp_path / "leaderboard-ranks.svg").read_text().count("lost") >= 1
+    assert (tmp_path / "leaderboard-ranks-1.svg").read_text().count("lost") >= 1
+    assert "Not ranked, for want of a problem or of a seed: `half`." in text
+
+
+def test_a_problem_with_few_methods_has_ranks_of_its_own(tmp_path: Path) -> None:
+    few = [line("c", method, seed, mean) for method, mean in (("lost", 90.0), ("literal", 20.0)) for seed in range(3)]
+    more = [line(p, f"other{k}", s, 50.0 + k) for p in "ab" for s in range(3) for k in range(3)]
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*LINES, *more, *few])), encoding="utf-8")
+    data = collected([path], command="make leaderboard", hardware="a machine", commit="abc")
+    wide, narrow = rank_groups(by_problem(data["runs"]))
+    assert list(wide) == ["a", "b"]
+    assert list(narrow) == ["c"]
+    assert len(mean_ranks(wide, "mean")[0]) == 6
+    names, found = mean_ranks(narrow, "mean")
+    assert dict(zip(names, found[0], strict=True)) == {"lost": 1.0, "literal": 2.0}
+    text = block(data)
+    assert "## Mean ranks: a, b\n" in text
+    assert "## Mean ranks: c\n" in text
+    write_ranks(data, tmp_path)
+    assert "literal" in (tmp_path / "leaderboard-ranks-2.svg").read_text()
