@@ -85,19 +85,23 @@ def test_only_convolutions_on_streams_are_compiled(layer: nn.Module, cohort: str
 
 
 def test_a_resumed_run_computes_with_the_threads_that_it_began_with(tmp_path: Path) -> None:
-    few = ["data.clients=4", "data.limit=200", "algorithm.name=fedavg", "model.hidden=[4]", "run.device=cpu"]
-    config, folder, threads = read_config("digits", [*few, "train.rounds=2"]), tmp_path / "run", torch.get_num_threads()
-    run_experiment(config, folder)
-    assert json.loads((folder / "machine.json").read_text()) == {"threads": threads}
-    longer = read_config("digits", [*few, "train.rounds=3"])
+    folder, threads = tmp_path / "run", torch.get_num_threads()
+
+    def trained(rounds: int, n_threads: int | None, *, resume: bool = True) -> None:
+        few = ["data.clients=4", "data.limit=200", "algorithm.name=fedavg", "model.hidden=[4]", "run.device=cpu"]
+        config = read_config("digits", [*few, f"train.rounds={rounds}"])
+        own = config.run.model_copy(update={"threads": n_threads})  # the preset says one
+        run_experiment(config.model_copy(update={"run": own}), folder, resume=resume)
+
     try:
-        torch.set_num_threads(threads + 1)
-        run_experiment(longer, folder, resume=True)
-        assert torch.get_num_threads() == threads
-        run_experiment(
-            read_config("digits", [*few, "train.rounds=4", f"run.threads={threads + 1}"]), folder, resume=True
-        )
-        assert torch.get_num_threads() == threads + 1
+        torch.set_num_threads(2)
+        trained(2, None, resume=False)
+        assert json.loads((folder / "machine.json").read_text()) == {"threads": 2}
+        torch.set_num_threads(3)
+        trained(3, None)
+        assert torch.get_num_threads() == 2
+        trained(4, 3)
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
 
