@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.accel.dense import DenseChain, dense_chain
+from dqnfed.accel.patches import in_patches
 from dqnfed.core.problem import ModuleModel, Problem
 from dqnfed.core.tensors import Layout
 
@@ -39,11 +40,24 @@ class FastModel:
     compiled: Outputs | None = None
     steps: dict[Any, Any] = field(default_factory=dict)  # of local SGD, captured for a GPU
     captures_steps: bool = True
+    patches_on_cpu: bool = False  # for tests without a GPU
 
     @cached_property
     def chain(self) -> DenseChain | None:
         """The module as dense layers, where it is nothing else."""
         return None if self.model.autocast is not None else dense_chain(self.model.module, self.model.layout)
+
+    @cached_property
+    def in_patches(self) -> ModuleModel | None:
+        """The model with convolutions as products, which vmap takes well; None where it has no such form."""
+        module = None if self.model.autocast is not None else in_patches(self.model.module)
+        return None if module is None else replace(self.model, module=module)
+
+    def for_vmap(self, problem: Problem) -> Problem:
+        """Return the problem whose gradients at each client's own model are computed fast under vmap."""
+        if self.in_patches is None or not (problem.theta0.is_cuda or self.patches_on_cpu):
+            return problem
+        return replace(problem, predict=self.in_patches)
 
     @property
     def layout(self) -> Layout:
@@ -54,11 +68,12 @@ class FastModel:
         return (self.compiled or self.model.outputs)(parameters, inputs)
 
 
-def fast_model(problem: Problem, compiled: Compiled | None = None) -> FastModel | None:
+def fast_model(problem: Problem, compiled: Compiled | None = None, *, patches_on_cpu: bool = False) -> FastModel | None:
     """Return the problem's module with nothing derived from it yet, or None if the model is a plain function."""
     if not isinstance(problem.predict, ModuleModel):
         return None
-    return FastModel(problem.predict, compiled.outputs if compiled is not None and compiled.fits(problem) else None)
+    outputs = compiled.outputs if compiled is not None and compiled.fits(problem) else None
+    return FastModel(problem.predict, outputs, patches_on_cpu=patches_on_cpu)
 
 
 def compiled_outputs(problem: Problem) -> Compiled:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from dqnfed.accel.fast_model import fast_model
 from dqnfed.accel.gradients import EXAMPLES_AT_ONCE
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Federation
@@ -88,9 +89,12 @@ def measured_need(
         loss = problem.losses(problem.predict(leaf, x), y).mean()
         return torch.autograd.grad(loss, leaf)
 
+    model = fast_model(problem)
+    together = problem if model is None else model.for_vmap(problem)
+
     def client() -> Any:
-        def mean_loss(model: Tensor, a: Tensor, b: Tensor) -> Tensor:
-            return problem.losses(problem.predict(model, a), b).mean()
+        def mean_loss(own: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return problem.losses(together.predict(own, a), b).mean()
 
         return vmap(grad(mean_loss), in_dims=(None, 0, 0))(theta, x[None], y[None])
 

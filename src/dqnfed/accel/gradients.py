@@ -44,6 +44,8 @@ def gradients_and_values(
     is_alone = not is_transformed() and not needs_outer_grad(thetas)
     if task.inputs.is_cuda and is_alone and model is not None and is_mean_loss(problem):
         return [gradient_in_parts(problem, model, theta, task, shares) for theta in thetas]
+    if model is not None and is_transformed():
+        problem = model.for_vmap(problem)
     return [grad_and_value(problem.loss)(theta, task) for theta in thetas]
 
 
@@ -57,6 +59,8 @@ def batch_gradient(problem: Problem, model: FastModel | None, theta: Tensor, tas
             features = Features(found.chain, found.features[rows])
             loss_slope = weighted_loss(problem, found.chain, task.targets[rows], batch_shares(task, batch))
             return _by_formula(problem, theta, features, loss_slope)[0]
+        if model is not None and is_transformed():
+            problem = model.for_vmap(problem)
         slope: Tensor = grad_and_value(problem.batch_loss)(theta, task, batch)[0]
         return slope
     rows = batch[batch >= 0]

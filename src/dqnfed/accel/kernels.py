@@ -47,7 +47,7 @@ class FastKernels(PlainKernels):
     def model(self, problem: Problem) -> FastModel | None:
         """Return what is kept about the problem's module; None if its model is a plain function."""
         if self._model is None or self._model.model is not problem.predict:
-            self._model = fast_model(problem, self._compiled)
+            self._model = fast_model(problem, self._compiled, patches_on_cpu=self._emulate)
         return self._model
 
     def gradients(self, problem: Problem, thetas: Sequence[Tensor], task: Task) -> list[tuple[Tensor, Tensor]]:

@@ -43,11 +43,14 @@ class Examples(NamedTuple):
         ends = sizes.cumsum(0)
         return torch.arange(int(ends[-1])) + (self.starts[clients] - ends + sizes).repeat_interleave(sizes)
 
-    def padded_rows(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return row numbers [K, N] and a mask [K, N]; shorter clients repeat their first row under mask 0."""
+    def padded_rows(self, clients: Tensor, width: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return row numbers [K, N] and a mask [K, N]; shorter clients repeat their first row under mask 0.
+
+        N is that of the largest client, or the width, which is no smaller.
+        """
         all_starts, chosen = self.starts.numpy(), clients.numpy()
         starts, ends = all_starts[chosen, None], all_starts[chosen + 1, None]
-        rows = starts + np.arange((ends - starts).max())
+        rows = starts + np.arange((ends - starts).max() if width is None else width)
         real = rows < ends
         return torch.from_numpy(np.where(real, rows, starts)), torch.from_numpy(real)
 

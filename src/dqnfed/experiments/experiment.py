@@ -40,7 +40,7 @@ from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
 from dqnfed.secure.methods import secure_method
 from dqnfed.sim import accelerate
-from dqnfed.sim.accelerate import automatic, ray_cluster, streams, threads, with_features
+from dqnfed.sim.accelerate import automatic, on_streams, ray_cluster, streams, threads, with_features
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
 
@@ -108,12 +108,11 @@ def chosen_for(config: Config, algorithm: AnyMethod, problem: Problem, federatio
     """Return what is done at once, so that the run takes no more of a GPU's memory than it may."""
     if not accelerate.is_installed():
         return Chosen(torch.get_num_threads())
-    size, settings = expected_size(config, federation.n_clients), config.run
-    on_streams = settings.cohort in ("looped", "streams") or (settings.cohort == "auto" and has_images(problem))
-    is_on_gpu = problem.theta0.is_cuda
+    size, is_on_gpu = expected_size(config, federation.n_clients), problem.theta0.is_cuda
     prepared = quietly_prepared(algorithm, problem, federation.n_clients, size) if is_on_gpu else algorithm
+    apart = is_on_gpu and are_apart(config, prepared, problem, federation)
     try:
-        return chosen_now(settings.memory, problem, federation, prepared, size, on_streams=on_streams)
+        return chosen_now(config.run.memory, problem, federation, prepared, size, on_streams=apart)
     except MemoryError as error:
         raise ConfigError(str(error)) from error
 
@@ -269,11 +268,18 @@ def chosen_cohort(experiment: Experiment) -> CohortRunner:
     chunk = settings.chunk if settings.chunk is not None else experiment.chosen.chunk
     if settings.cohort == "vectorised" or settings.chunk is not None:
         return vectorised(chunk)
-    if device.type == "cuda" and has_images(problem):
+    if device.type == "cuda" and are_apart(experiment.config, experiment.algorithm, problem, experiment.federation):
         return streams(experiment.chosen.streams or MOST_STREAMS)
     if chunk is not None:
         return vectorised(chunk)
     return automatic(experiment.algorithm, problem, experiment.federation)
+
+
+def are_apart(config: Config, algorithm: AnyMethod, problem: Problem, federation: Federation) -> bool:
+    """Return whether a GPU's clients are run one by one, on streams or after each other."""
+    if config.run.cohort != "auto" or config.run.chunk is not None:
+        return config.run.cohort in ("looped", "streams")
+    return config.run.compile or on_streams(algorithm, problem, federation)
 
 
 def over_ray(experiment: Experiment) -> CohortRunner:

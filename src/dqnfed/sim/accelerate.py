@@ -85,6 +85,11 @@ def automatic(algorithm: AnyAlgorithm, problem: Problem, federation: Federation)
     return _runner("automatic", algorithm, problem, federation)
 
 
+def on_streams(algorithm: AnyAlgorithm, problem: Problem, federation: Federation) -> bool:
+    """Return whether a GPU's clients are best run apart from each other: networks with large convolutions."""
+    return is_installed() and bool(_function("automatic", "on_streams")(algorithm, problem, federation))
+
+
 def threads(workers: int | None = None) -> CohortRunner:
     """Return the runner that spreads the clients over the cores, for models whose work is worth a thread."""
     return _runner("threads", workers)

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -31,6 +32,12 @@ def sampled_clients(seed: int, round: int, n_clients: int, size: int) -> Tensor:
 def _filled(value: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a tensor of one number; nothing writes into it, so that every round's tasks may hold the same."""
     return torch.full(shape, value, dtype=dtype, device=device)
+
+
+def rounded_up(n: int) -> int:
+    """Return the next number of at most three binary digits and zeros: at most a quarter more."""
+    unit = 1 << max(0, (n - 1).bit_length() - 3)
+    return -(-n // unit) * unit
 
 
 def _local_work(algorithm: AnyAlgorithm) -> tuple[int, int | None, Callable[[int], float]]:
@@ -165,7 +172,8 @@ class TaskBuilder:
             if self._common_size is not None:
                 rows, mask = clients, _filled(1.0, (K, self._common_size), theta0.dtype, theta0.device)
             else:
-                rows, real = self._federation.train.padded_rows(clients)
+                largest = max(self._sizes[c] for c in clients.tolist())
+                rows, real = self._federation.train.padded_rows(clients, self._common_extent(largest))
                 mask = real.to(theta0.device, theta0.dtype, non_blocking=True)
             self._last = (clients.tolist(), (rows.to(place, non_blocking=True), mask))
         examples, mask = self._last[1]
@@ -184,9 +192,15 @@ class TaskBuilder:
 
     def _batches(self, clients: Tensor, round: int) -> Tensor:
         drawn = [self._drawn_batches(c, round) for c in clients.tolist()]
-        if len({batches.shape for batches in drawn}) == 1:
+        n_steps = self._common_extent(max(map(len, drawn)))
+        if {len(batches) for batches in drawn} == {n_steps}:
             return torch.stack(drawn)
-        return pad_sequence(drawn, batch_first=True, padding_value=-1)
+        padded = pad_sequence(drawn, batch_first=True, padding_value=-1)
+        return F.pad(padded, (0, 0, 0, n_steps - padded.shape[1]), value=-1)
+
+    def _common_extent(self, n: int) -> int:
+        """Return to what examples or steps are padded: on a GPU to one of few extents, since each has a graph."""
+        return rounded_up(n) if self._place.type == "cuda" else n
 
     def _drawn_batches(self, client: int, round: int) -> Tensor:
         batches = draw_batches(
