@@ -13,21 +13,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import NamedTuple
 
-from dqnfed.experiments.paper import PrintedTable, printed_table
-from dqnfed.report import leaderboard
-from dqnfed.report.impossible import impossible_values
+from dqnfed.report import leaderboard, tuned
 from dqnfed.report.result_figures import Picture, pictures, write_pictures
 from dqnfed.report.result_summaries import Json, collected, run_summary, summaries_in
+from dqnfed.report.result_tables import (
+    by_experiment,
+    by_method,
+    columns_of,
+    decimals_of,
+    mean_of,
+    printed_for,
+    printed_lines,
+    range_,
+    spread,
+    title_of,
+    value_of,
+)
 from dqnfed.report.run_files import read_toml
 
 __all__ = ["block", "main", "rebuilt", "run_summary"]
@@ -35,28 +43,7 @@ __all__ = ["block", "main", "rebuilt", "run_summary"]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 FOLDER = Path("docs/results")
 RUNS = Path("runs/results")
-MARK = "†"
 LEADERBOARD = "leaderboard"  # a page with another summary: see `report.leaderboard`
-ALWAYS_SHOWN = ("mean", "std", "worst10")
-SHOWN = (*ALWAYS_SHOWN, "worst5", "best5")  # where the paper prints no table
-STANDS_FOR = {"mnist-by-writer": "femnist-original"}  # evaluated by the measures of the table that it stands in for
-
-
-class Measure(NamedTuple):
-    title: str
-    decimals: int = 2
-
-
-MEASURES = {
-    "mean": Measure("mean"),
-    "std": Measure("std"),
-    "worst5": Measure("worst 5 %"),
-    "worst10": Measure("worst 10 %"),
-    "best5": Measure("best 5 %"),
-    "best10": Measure("best 10 %"),
-    "angle": Measure("angle, °"),
-    "kl": Measure("KL", 4),
-}
 
 
 def block(data: Json) -> str:
@@ -97,22 +84,8 @@ def block(data: Json) -> str:
     ]
     repeated = {table.key: table for name in experiments if (table := printed_for(data["table"], name)) is not None}
     for printed in repeated.values():  # once, where two experiments of a page repeat the same table
-        lines += ["", *_printed_lines(printed)]
+        lines += ["", *printed_lines(printed)]
     return "\n".join(lines)
-
-
-def printed_for(table: str, experiment: str) -> PrintedTable | None:
-    """Return the paper's table beside which an experiment of a page stands; None on pages about something else."""
-    return printed_table(experiment) if experiment.startswith(table) else None
-
-
-def columns_of(table: str, experiment: str, runs: Sequence[Json]) -> list[str]:
-    """Return what a table shows of the clients' accuracies: what the paper prints for this setting, and the tail."""
-    printed = printed_for(table, experiment) or printed_table(STANDS_FOR.get(experiment, ""))
-    wanted = SHOWN if printed is None else (*ALWAYS_SHOWN, *printed.columns)
-    known = [key for key in MEASURES if key in wanted and any(run["accuracy"].get(key) is not None for run in runs)]
-    classes = [key for key in wanted if key.startswith("class:")]
-    return [*known, *(key for key in classes if any(_value(run, key) is not None for run in runs))]
 
 
 def pictures_of(data: Json) -> list[Picture]:
@@ -126,28 +99,6 @@ def pictures_of(data: Json) -> list[Picture]:
     return pictures(data["table"], experiments, list(dict.fromkeys(first)))
 
 
-def by_experiment(runs: Sequence[Json]) -> dict[str, list[Json]]:
-    """Return the runs of each experiment, in the order in which they stand."""
-    found: dict[str, list[Json]] = {}
-    for run in runs:
-        found.setdefault(run.get("experiment", ""), []).append(run)
-    return found
-
-
-def by_method(runs: Sequence[Json]) -> dict[str, list[Json]]:
-    """Return the runs of each method, the best mean accuracy first."""
-    found: dict[str, list[Json]] = {}
-    for run in runs:
-        found.setdefault(run["algorithm"], []).append(run)
-    return dict(sorted(found.items(), key=lambda item: -_last_mean(item[1])))
-
-
-def _last_mean(runs: Sequence[Json]) -> float:
-    """Return the mean accuracy over seeds; a method that diverged with one of them comes last."""
-    means = [run["accuracy"]["mean"] for run in runs]
-    return -math.inf if None in means else fmean(means)
-
-
 def rebuilt(page: str, data: Json) -> str:
     """Return the page with its measured part made anew."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
@@ -157,7 +108,7 @@ def rebuilt(page: str, data: Json) -> str:
 
 
 def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[str]:
-    titles = ["method", *(_title(c) for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
+    titles = ["method", *(title_of(c) for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
     targets = {run["seed"]: run["accuracy"]["mean"] for run in methods.get("fedavg", [])}
     targets = {seed: mean for seed, mean in targets.items() if mean is not None}
     titles += ["to FedAvg's end", "seeds"] if targets else ["seeds"]
@@ -165,15 +116,15 @@ def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[st
     for name, runs in methods.items():
         n_lost = sum(run["accuracy"]["mean"] is None for run in runs)
         title = f"`{name}`" + (f" (diverged with {n_lost} of {len(runs)} seeds)" if n_lost else "")
-        cells = [title, *(_spread([_value(run, c) for run in runs], _decimals(c)) for c in columns)]
+        cells = [title, *(spread([value_of(run, c) for run in runs], decimals_of(c)) for c in columns)]
         for key in ("improved", "improved_late"):
             known = [run[key] for run in runs if run[key] is not None]
-            cells.append(f"{100 * _mean(known):.1f} %" if known else "")
-        cells.append(_range([run["rounds"] for run in runs]))
+            cells.append(f"{100 * mean_of(known):.1f} %" if known else "")
+        cells.append(range_([run["rounds"] for run in runs]))
         asked = sum(run["rounds"] * run["participants"] for run in runs)
         cells += [f"{sum(run['passes'] for run in runs) / asked:.1f}"]
         cells += [f"{sum(run['bytes_up'] for run in runs) / asked / 1024:.0f}"]
-        cells += [f"{_mean(run['seconds'] for run in runs):.1f}"]
+        cells += [f"{mean_of(run['seconds'] for run in runs):.1f}"]
         cells += [*([_first_rounds(runs, targets)] if targets else []), str(len(runs))]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -187,28 +138,7 @@ def _first_rounds(runs: Sequence[Json], targets: Mapping[int, float]) -> str:
         if run["seed"] in targets
     ]
     reached = [number for number in found if number is not None]
-    return f"{_mean(reached):.0f}" if reached and len(reached) == len(found) else "-"
-
-
-def _printed_lines(printed: PrintedTable) -> list[str]:
-    lines = [
-        f"The paper prints for this setting ({printed.title}):",
-        "",
-        "| method | " + " | ".join(_title(column) for column in printed.columns) + " |",
-        "|---" * (len(printed.columns) + 1) + "|",
-    ]
-    reasons: list[str] = []
-    for name, row in printed.rows.items():
-        impossible = impossible_values(printed, name)
-        cells = [
-            "" if value is None else f"{value:g}{MARK if column in impossible else ''}"
-            for column, value in zip(printed.columns, row, strict=True)
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        reasons += [f"{name}, {column}: {why}" for column, why in impossible.items()]
-    if reasons:
-        lines += ["", f"{MARK} cannot be true: " + "; ".join(reasons) + "."]
-    return lines
+    return f"{mean_of(reached):.0f}" if reached and len(reached) == len(found) else "-"
 
 
 def _settings_lines(methods: Mapping[str, list[Json]]) -> list[str]:
@@ -216,39 +146,6 @@ def _settings_lines(methods: Mapping[str, list[Json]]) -> list[str]:
     told = {name: runs[0]["settings"] for name, runs in methods.items() if runs[0].get("settings")}
     said = [f"`{name}` {', '.join(f'{k} = {v}' for k, v in found.items())}" for name, found in told.items()]
     return [f"Settings beside the defaults: {'; '.join(said)}.", ""] if said else []
-
-
-def _title(column: str) -> str:
-    return MEASURES[column].title if column in MEASURES else column.removeprefix("class:")
-
-
-def _decimals(column: str) -> int:
-    return MEASURES[column].decimals if column in MEASURES else 2
-
-
-def _value(run: Json, column: str) -> float | None:
-    """Return a measure of a run, or the accuracy of the client that holds a class; None if it is not known."""
-    if not column.startswith("class:"):
-        found: float | None = run["accuracy"].get(column)
-        return found
-    names = run.get("client_names", [])
-    wanted = column.removeprefix("class:").lower()
-    return next((a for name, a in zip(names, run.get("clients", []), strict=True) if name.lower() == wanted), None)
-
-
-def _spread(values: Sequence[float | None], decimals: int) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    return f"{_mean(known):.{decimals}f}" + (f" ± {stdev(known):.{decimals}f}" if len(known) > 1 else "")
-
-
-def _range(values: Sequence[int]) -> str:
-    return str(min(values)) if min(values) == max(values) else f"{min(values)}-{max(values)}"
-
-
-def _mean(values: Iterable[float]) -> float:
-    return fmean(list(values))
 
 
 def commands_of(table: str, seeds: str | None = None) -> list[str]:
