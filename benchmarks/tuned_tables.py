@@ -5,11 +5,11 @@ r"""Every table of the paper, its methods tuned alike: the lines behind the page
     python benchmarks/tuned_tables.py cifar100-setup1 --device cuda --keep runs/kept  # long runs go on where they were
     python -m dqnfed.report.results mnist-by-writer --from runs/mnist-by-writer.jsonl --hardware "..."
 
-First the declared trials of every row, one seed, a third of the rounds, on validation examples; then the best of them with
-the declared seeds, seed by seed, so that a table that was cut short has as many seeds in every row. Lines are appended as
-runs end, and what is in the file is not run again: a call that is cut short, or has `--seconds`, goes on where it was. At
-the end of `--seconds` runs are broken off; with `--keep` they go on later. A run that takes longer than `--longest` is
-broken off and noted.
+First the declared trials of every row, one seed, a third of the rounds, on validation examples; then the best of them
+with the declared seeds, seed by seed, so that a table that was cut short has as many seeds in every row. Lines are
+appended as runs end, and what is in the file is not run again: a call that is cut short, or has `--seconds`, goes on
+where it was. At the end of `--seconds` runs are broken off; with `--keep` they go on later. A run that takes longer
+than `--longest` is broken off and noted.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ def digest(task: Task) -> str:
 def outcome(task: Task) -> Task | None:
     """Run one task and return its line; None where it was broken off because the time is over."""
     from dqnfed.core.numerics import NUMERICS
+    from dqnfed.experiments.experiment import method_named
     from dqnfed.report.result_summaries import run_summary
 
     names = ("kind", "experiment", "algorithm", "method", "seed", "trial", "config", "device", "commit", "hardware")
@@ -132,7 +133,7 @@ def outcome(task: Task) -> Task | None:
     wall = round(time.perf_counter() - begin, 2)
     if task["kind"] == "tune":
         return {**line, "score": found["late"].get("mean"), "settings": found["settings"], "wall": wall}
-    return {**found, **line, "wall": wall}
+    return {**found, **line, "personal": method_named(task["method"]).info.personal, "wall": wall}
 
 
 def run_into(config: Any, kept: Path | None, scratch: Path, watch: Watch) -> Path | None:

@@ -18,8 +18,6 @@ SHOWN = (*ALWAYS_SHOWN, "worst5", "best5")  # where the paper prints no table
 STANDS_FOR = {"mnist-by-writer": "femnist-original", "mnist-by-writer-skewed": "femnist-skewed"}
 
 
-
-
 class Measure(NamedTuple):
     title: str
     decimals: int = 2

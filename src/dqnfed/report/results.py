@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dqnfed.report import leaderboard, tuned
+from dqnfed.report import leaderboard, tuned, tuned_page
 from dqnfed.report.result_figures import Picture, pictures, write_pictures
 from dqnfed.report.result_summaries import Json, collected, run_summary, summaries_in
 from dqnfed.report.result_tables import (
@@ -51,15 +51,18 @@ def block(data: Json) -> str:
     if data["table"] == LEADERBOARD:
         return leaderboard.block(data)
     experiments = by_experiment(data["runs"])
-    drawn = pictures_of(data)
+    drawn: dict[str, list[str]] = {}
+    for picture in pictures_of(data):
+        shown = [f"![{picture.kind.caption}](figures/{picture.file})", "", f"*{picture.kind.caption}.*", ""]
+        drawn.setdefault(picture.experiment, []).extend(shown)
+    if "trials" in data:
+        return tuned_page.block(data, drawn)
     lines: list[str] = []
     for name, runs in experiments.items():
         lines += [f"### {name}", ""] if len(experiments) > 1 else []
         methods = by_method(runs)
         lines += [*_table(methods, columns_of(data["table"], name, runs)), "", *_settings_lines(methods)]
-        for picture in drawn:
-            if picture.experiment == name:
-                lines += [f"![{picture.kind.caption}](figures/{picture.file})", "", f"*{picture.kind.caption}.*", ""]
+        lines += drawn.get(name, [])
     n_seeds = {len(runs) for name in experiments for runs in by_method(experiments[name]).values()}
     each = "one seed each" if n_seeds == {1} else f"{min(n_seeds)} seeds each"
     seeds = each if len(n_seeds) == 1 else "seeds as in the column"
@@ -196,19 +199,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--algorithms", default="", help="only these methods, separated by commas")
     parser.add_argument("--command", help="the command that made them, for the page; default: those of tables.toml")
-    parser.add_argument("--hardware", default="not stated")
-    parser.add_argument("--commit", help="with which they were made; default: the present one")
+    parser.add_argument("--hardware", help="on which they were made; default: what the lines of a tuned table say")
+    parser.add_argument("--commit", help="with which they were made; default: the present one, or what the lines say")
     options = parser.parse_args(arguments)
     summary, page = FOLDER / "data" / f"{options.table}.json", FOLDER / f"{options.table}.md"
     commands = commands_of(options.table, options.seeds)
-    is_leaderboard = options.table == LEADERBOARD
+    is_leaderboard, is_tuned = options.table == LEADERBOARD, options.table in tuned.declared_names(FOLDER)
     if is_leaderboard and options.run:
         sys.exit("the leaderboard is measured by `make leaderboard`; then give its lines with --from.")
     sources = [*options.sources, *([measured(options.table, commands, options.jobs)] if options.run else [])]
-    about = {"hardware": options.hardware, "commit": options.commit or _present_commit()}
+    about = {"hardware": options.hardware or "not stated", "commit": options.commit or _present_commit()}
     if sources and is_leaderboard:
         command = options.command or "make leaderboard"
         _write_summary(summary, leaderboard.collected(sources, command=command, **about))
+    elif sources and is_tuned and all(source.suffix == ".jsonl" for source in sources):
+        table, lines = tuned.declared(options.table, FOLDER), tuned.read_lines(sources)
+        said = {"hardware": options.hardware or "", "commit": options.commit or "", "command": options.command or ""}
+        _write_summary(summary, tuned.collected(lines, table, **said))
     elif sources:
         data = collected(
             [run for source in sources for run in summaries_in(source)],

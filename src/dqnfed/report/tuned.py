@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,9 +95,7 @@ def declared(name: str, folder: Path) -> Table:
 
 def points(some: Iterable[Mapping[str, Sequence[Any]]]) -> list[Trial]:
     """Return the combinations of each table of lists, one table after the other."""
-    return [
-        dict(zip(table, values, strict=True)) for table in some for values in itertools.product(*table.values())
-    ]
+    return [dict(zip(table, values, strict=True)) for table in some for values in itertools.product(*table.values())]
 
 
 def best_trial(lines: Iterable[Json], experiment: str, label: str) -> Trial | None:
@@ -140,6 +138,17 @@ def refuse_mixed(lines: Iterable[Json], numerics: int | None = None) -> int:
     return first
 
 
+def place_of(table: Table) -> Callable[[Json], tuple[int, str, int]]:
+    """Return how trials are ordered: as they are declared."""
+    order = list(table.experiments)
+
+    def place(line: Json) -> tuple[int, str, int]:
+        label = line["algorithm"]
+        return order.index(line["experiment"]), label, table.trials_of(label).index(line["trial"])
+
+    return place
+
+
 def collected(lines: Sequence[Json], table: Table, *, hardware: str = "", commit: str = "", command: str = "") -> Json:
     """Return a tuned page's summary: runs at the settings that the trials chose, all trials, and what failed.
 
@@ -157,13 +166,16 @@ def collected(lines: Sequence[Json], table: Table, *, hardware: str = "", commit
     for line in lines:
         if line["kind"] != "test":
             continue
-        tried = table.settings_from is None and table.trials_of(line["algorithm"])
-        if tried and line["trial"] != best_trial(trials.values(), line["experiment"], line["algorithm"]):
-            continue
+        if table.trials_of(line["algorithm"]):
+            chosen = best_trial(trials.values(), line["experiment"], line["algorithm"])
+            if line["trial"] != (chosen or {}):
+                continue
         place = failed if "error" in line else runs
         place[line["experiment"], line["algorithm"], line["seed"]] = line
     if not runs:
-        raise ValueError(f"no run of the table '{table.name}' is done; `benchmarks/tuned_tables.py {table.name}` goes on.")
+        raise ValueError(
+            f"no run of the table '{table.name}' is done; `benchmarks/tuned_tables.py {table.name}` goes on."
+        )
     order = list(table.experiments)
     keys = sorted(runs, key=lambda key: (order.index(key[0]), *key[1:]))
     machines = list(dict.fromkeys(line["hardware"] for line in runs.values()))
@@ -175,9 +187,10 @@ def collected(lines: Sequence[Json], table: Table, *, hardware: str = "", commit
         "commit": commit or ", ".join(commits),
         "numerics": numerics,
         "budget": table.budget,
+        "personal": sorted({line["algorithm"] for line in runs.values() if line["personal"]}),
         "runs": [{k: runs[key][k] for k in (*KEPT, "trial") if k in runs[key]} for key in keys],
-        "trials": [{k: line[k] for k in TRIAL_KEPT if k in line} for line in trials.values()],
-        "failed": [
-            {k: line[k] for k in FAILED_KEPT} for key, line in failed.items() if key not in runs
+        "trials": [
+            {k: line[k] for k in TRIAL_KEPT if k in line} for line in sorted(trials.values(), key=place_of(table))
         ],
+        "failed": [{k: line[k] for k in FAILED_KEPT} for key, line in failed.items() if key not in runs],
     }
