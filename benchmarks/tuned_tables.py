@@ -220,6 +220,14 @@ def hardware(device: str, jobs: int) -> str:
     return f"one {torch.cuda.get_device_name(0)}, {together}"
 
 
+def n_seeds(text: str) -> int:
+    """Return how many of the first seeds are meant."""
+    first, _, last = text.rpartition(":")
+    if first not in ("", "0"):
+        raise argparse.ArgumentTypeError(f"seeds are the first so many, as 3 or 0:3, but '{text}' begins at {first}.")
+    return int(last)
+
+
 def check(table: Table, rows: list[Row], out: Path) -> None:
     """Refuse what cannot be measured, before anything runs."""
     from dqnfed.core.numerics import NUMERICS
@@ -238,25 +246,28 @@ def check(table: Table, rows: list[Row], out: Path) -> None:
 
 def main() -> None:
     """Run the command line."""
+    from dqnfed.experiments.experiment import chosen_device
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=declared_names(FOLDER))
     parser.add_argument("--out", type=Path, help="default: runs/TABLE.jsonl")
     parser.add_argument("--only", nargs="*", help="experiments of the table; default: all")
     parser.add_argument("--methods", default="", help="names of rows, separated by commas; default: those declared")
-    parser.add_argument("--seeds", type=int, help="the first so many; default: as declared")
+    parser.add_argument("--seeds", type=n_seeds, help="the first so many, 3 or 0:3; default: as declared")
     parser.add_argument("--stage", choices=("tune", "test", "both"), default="both")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seconds", type=float, default=math.inf, help="runs that would end later are not begun")
     parser.add_argument("--longest", type=float, default=math.inf, help="seconds that a run may take")
     parser.add_argument("--keep", help="a folder where unfinished runs are kept, to go on with them")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
     parser.add_argument("--commit", help="of the sources; default: what git says")
     parser.add_argument("--hardware", help="default: what the machine says of itself")
     said = parser.parse_args()
     begin, table = time.time(), declared(said.table, FOLDER)
     out: Path = said.out or Path("runs") / f"{table.name}.jsonl"
-    machine = said.hardware or hardware(said.device, said.jobs)
-    given = Given(said.device, said.jobs, said.commit or present_commit(), machine, said.keep, said.longest)
+    device = said.device or chosen_device("auto").type
+    machine = said.hardware or hardware(device, said.jobs)
+    given = Given(device, said.jobs, said.commit or present_commit(), machine, said.keep, said.longest)
     only = said.only or list(table.experiments)
     rows = rows_of(table, said.methods)
     if unknown := set(only) - table.experiments.keys():

@@ -12,6 +12,7 @@ from dqnfed.report.impossible import impossible_values
 from dqnfed.report.result_summaries import Json
 
 MARK = "†"
+LEADERBOARD = "leaderboard"  # a page with another summary: see `report.leaderboard`
 ALWAYS_SHOWN = ("mean", "std", "worst10")
 SHOWN = (*ALWAYS_SHOWN, "worst5", "best5")  # where the paper prints no table
 # evaluated by the measures of the tables that they stand in for

@@ -1,12 +1,15 @@
 """Pages of measured results: run folders become a small summary file, and the summary becomes a page's tables.
 
-python -m dqnfed.report.results cifar10-setup1                          # rebuild the page from its summary
-python -m dqnfed.report.results cifar10-setup1 --run                    # run its commands first, then rebuild it
-python -m dqnfed.report.results cifar10-setup1 --from runs/setup1       # take a new summary from run folders first
-python -m dqnfed.report.results cifar10-setup1 --from a.jsonl b.jsonl   # or from summaries that were made elsewhere
+python -m dqnfed.report.results                                         # list what is measured, and what is not
+python -m dqnfed.report.results digits                                  # rebuild the page from its summary
+python -m dqnfed.report.results digits --run                            # run its commands first, then rebuild it
+python -m dqnfed.report.results digits --from runs/digits               # take a new summary from run folders first
+python -m dqnfed.report.results digits --from a.jsonl b.jsonl           # or from summaries that were made elsewhere
+python -m dqnfed.report.results fashion-mnist --from runs/fashion-mnist.jsonl  # lines of `benchmarks/tuned_tables.py`
 
 A page `docs/results/TABLE.md` is written by hand but for what stands between its two marks: tables, figures, the
-commands of `docs/results/tables.toml` and the paper's values.
+commands of `docs/results/tables.toml` or the declaration of `docs/results/tuned.toml`, and the paper's values. The page
+`index` is rebuilt with every other one.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dqnfed.report import leaderboard, tuned, tuned_page
+from dqnfed.report.listing import evidence_table, listing, settings_table
 from dqnfed.report.result_figures import Picture, pictures, write_pictures
 from dqnfed.report.result_summaries import Json, collected, run_summary, summaries_in
 from dqnfed.report.result_tables import (
+    LEADERBOARD,
     by_experiment,
     by_method,
     columns_of,
@@ -43,7 +48,7 @@ __all__ = ["block", "main", "rebuilt", "run_summary"]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 FOLDER = Path("docs/results")
 RUNS = Path("runs/results")
-LEADERBOARD = "leaderboard"  # a page with another summary: see `report.leaderboard`
+INDEX = "index"  # what all pages together say
 
 
 def block(data: Json) -> str:
@@ -104,10 +109,36 @@ def pictures_of(data: Json) -> list[Picture]:
 
 def rebuilt(page: str, data: Json) -> str:
     """Return the page with its measured part made anew."""
+    return with_block(page, block(data))
+
+
+def with_block(page: str, text: str) -> str:
+    """Return the page with this text between its marks."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"a page of results needs one line '{BEGIN}' and one line '{END}', between which tables go.")
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{block(data)}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
+
+
+def unmeasured_block(table: str, folder: Path) -> str:
+    """Return what a page says that has no stored run: how to measure it, and the budget written first."""
+    said = f"Not measured yet: no run is stored. `make results TABLE={table} RUN=1` measures it, in slices that resume."
+    if table in tuned.declared_names(folder):
+        said += f"\n\nBudget, written first: {tuned.declared(table, folder).budget}."
+    return said
+
+
+def index_block(folder: Path) -> str:
+    """Return what all pages together say."""
+    meaning = (
+        "Places are among methods with one model for all, forms of DQN-Fed beside the default left out. Differences "
+        "are paired by seed, with their standard error; `*`: Student's paired test, by Holm's correction where several "
+        "methods are compared with FedAvg, accepts it at 5 %. *Improved* is the mean share of participants whose loss "
+        "a round lowers. Where *tuned alike* says no, the page says how settings were chosen, and scores are those of "
+        "the last round."
+    )
+    comparisons = ["## What every stored comparison says", "", *evidence_table(folder), "", meaning]
+    return "\n".join([*comparisons, "", "## What is measured", "", *settings_table(folder)])
 
 
 def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[str]:
@@ -152,24 +183,26 @@ def _settings_lines(methods: Mapping[str, list[Json]]) -> list[str]:
 
 
 def commands_of(table: str, seeds: str | None = None) -> list[str]:
-    """Return the commands that measure a page's runs, as `tables.toml` says, perhaps with other seeds."""
-    said: list[str] = []
-    found = read_toml(FOLDER / "tables.toml", said).get(table, {})
+    """Return the commands that measure a page's runs, as `tuned.toml` or `tables.toml` say, perhaps other seeds."""
+    if table in tuned.declared_names(FOLDER):
+        return [f"python benchmarks/tuned_tables.py {table}{f' --seeds {seeds}' if seeds else ''}"]
+    found = read_toml(FOLDER / "tables.toml", []).get(table, {})
     commands = found.get("commands", [f"dqnfed compare {table} --seeds 0:5"])
     return [re.sub(r"--seeds \S+", f"--seeds {seeds}", command) if seeds else command for command in commands]
 
 
-def measured(table: str, commands: Sequence[str], n_jobs: str | None) -> Path:
-    """Run a page's commands, each into the folder of its experiment, and return the folder above; it can be resumed."""
+def measured(table: str, commands: Sequence[str], extra: Sequence[str] = ()) -> Path:
+    """Run a page's commands and return where their runs are: a file of lines where methods are tuned alike, else the
+    folder above those of the experiments. It can be resumed.
+    """
+    lines = RUNS.parent / f"{table}.jsonl"
     for command in commands:
         program, *rest = shlex.split(command)
-        extra = ["--out", str(RUNS / table / experiment_of(rest)), *(["--jobs", n_jobs] if n_jobs else [])]
-        code = _ended([str(Path(sys.executable).with_name(program)), *rest, *extra])
+        out = lines if program == "python" else RUNS / table / experiment_of(rest)
+        code = _ended([str(Path(sys.executable).with_name(program)), *rest, "--out", str(out), *extra])
         if code != 0:
-            sys.exit(
-                f"`{command}` ended with {code}; what it has done is in {RUNS / table}, and the same call goes on."
-            )
-    return RUNS / table
+            sys.exit(f"`{command}` ended with {code}; what it has done is in {out}, and the same call goes on.")
+    return lines if lines.is_file() else RUNS / table
 
 
 def _ended(command: Sequence[str]) -> int:
@@ -188,12 +221,29 @@ def experiment_of(words: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Rebuild a page, from new runs if they are given or asked for."""
+    """Rebuild a page, from new runs if they are given or asked for; without one, list what is measured."""
+    options = _parser().parse_args(arguments)
+    if options.table is None:
+        sys.stdout.write(listing(FOLDER) + "\n")
+        return
+    programs = read_toml(FOLDER / "tables.toml", []).get(options.table, {}).get("programs")
+    if programs is not None:
+        _run_programs(options.table, [*(programs["run"] if options.run else []), *programs["rebuild"]])
+    elif options.table != INDEX:
+        _rebuild(options)
+    index = FOLDER / f"{INDEX}.md"
+    if index.is_file():
+        index.write_text(with_block(index.read_text(encoding="utf-8"), index_block(FOLDER)), encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table")
+    parser.add_argument("table", nargs="?", help="the page; default: list what is measured")
     parser.add_argument("--run", action="store_true", help="run the page's commands first")
     parser.add_argument("--seeds", help="of these runs, in place of the commands' own")
-    parser.add_argument("--jobs", help="runs at a time; default: what `dqnfed compare` chooses")
+    parser.add_argument("--jobs", help="runs at a time; default: what the command chooses")
+    parser.add_argument("--seconds", help="tuned tables: runs that would end later are not begun")
+    parser.add_argument("--device", help="tuned tables: cpu or cuda; default: a GPU where there is one")
     parser.add_argument(
         "--from", dest="sources", type=Path, nargs="+", default=[], help="folders of finished runs, .jsonl, .json"
     )
@@ -201,37 +251,58 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--command", help="the command that made them, for the page; default: those of tables.toml")
     parser.add_argument("--hardware", help="on which they were made; default: what the lines of a tuned table say")
     parser.add_argument("--commit", help="with which they were made; default: the present one, or what the lines say")
-    options = parser.parse_args(arguments)
-    summary, page = FOLDER / "data" / f"{options.table}.json", FOLDER / f"{options.table}.md"
-    commands = commands_of(options.table, options.seeds)
-    is_leaderboard, is_tuned = options.table == LEADERBOARD, options.table in tuned.declared_names(FOLDER)
-    if is_leaderboard and options.run:
+    return parser
+
+
+def _run_programs(table: str, commands: Sequence[str]) -> None:
+    """Run a page's own programs one after the other."""
+    for command in commands:
+        program, *rest = shlex.split(command)
+        if _ended([str(Path(sys.executable).with_name(program)), *rest]) != 0:
+            sys.exit(f"`{command}`, for the page {table}, has failed; see above.")
+    if not commands:
+        sys.exit(f"the page {table} is text and has no stored summary; RUN=1 measures it and prints its tables.")
+
+
+def _rebuild(options: argparse.Namespace) -> None:
+    """Rebuild a page from its summary, which is first taken from new runs if there are any."""
+    table = options.table
+    summary, page = FOLDER / "data" / f"{table}.json", FOLDER / f"{table}.md"
+    commands = commands_of(table, options.seeds)
+    if table == LEADERBOARD and options.run:
         sys.exit("the leaderboard is measured by `make leaderboard`; then give its lines with --from.")
-    sources = [*options.sources, *([measured(options.table, commands, options.jobs)] if options.run else [])]
-    about = {"hardware": options.hardware or "not stated", "commit": options.commit or _present_commit()}
-    if sources and is_leaderboard:
-        command = options.command or "make leaderboard"
-        _write_summary(summary, leaderboard.collected(sources, command=command, **about))
-    elif sources and is_tuned and all(source.suffix == ".jsonl" for source in sources):
-        table, lines = tuned.declared(options.table, FOLDER), tuned.read_lines(sources)
-        said = {"hardware": options.hardware or "", "commit": options.commit or "", "command": options.command or ""}
-        _write_summary(summary, tuned.collected(lines, table, **said))
-    elif sources:
-        data = collected(
-            [run for source in sources for run in summaries_in(source)],
-            table=options.table,
-            command=options.command or "\n".join(commands),
-            algorithms=[name for name in options.algorithms.split(",") if name],
-            **about,
-        )
-        _write_summary(summary, data)
+    given = {name: getattr(options, name) for name in ("jobs", "seconds", "device")}
+    extra = [word for name, value in given.items() if value for word in (f"--{name}", value)]
+    sources = [*options.sources, *([measured(table, commands, extra)] if options.run else [])]
+    if sources:
+        _write_summary(summary, _collected(sources, commands, options))
+    text = page.read_text(encoding="utf-8")
     if not summary.is_file():
-        sys.exit(f"there is no summary {summary}; measure it with --run, or give finished runs with --from.")
+        page.write_text(with_block(text, unmeasured_block(table, FOLDER)), encoding="utf-8")
+        return
     data = json.loads(summary.read_text(encoding="utf-8"))
-    page.write_text(rebuilt(page.read_text(encoding="utf-8"), data), encoding="utf-8")
+    page.write_text(rebuilt(text, data), encoding="utf-8")
     write_pictures(pictures_of(data), FOLDER / "figures")
-    if is_leaderboard:
+    if table == LEADERBOARD:
         leaderboard.write_ranks(data, FOLDER / "figures")
+
+
+def _collected(sources: Sequence[Path], commands: Sequence[str], options: argparse.Namespace) -> Json:
+    """Return a page's new summary."""
+    table, commit = options.table, options.commit or _present_commit()
+    about = {"hardware": options.hardware or "not stated", "commit": commit}
+    if table == LEADERBOARD:
+        return leaderboard.collected(sources, command=options.command or "make leaderboard", **about)
+    if table in tuned.declared_names(FOLDER) and all(source.suffix == ".jsonl" for source in sources):
+        said = {"hardware": options.hardware or "", "commit": options.commit or "", "command": options.command or ""}
+        return tuned.collected(tuned.read_lines(sources), tuned.declared(table, FOLDER), **said)
+    return collected(
+        [run for source in sources for run in summaries_in(source)],
+        table=table,
+        command=options.command or "\n".join(commands),
+        algorithms=[name for name in options.algorithms.split(",") if name],
+        **about,
+    )
 
 
 def _write_summary(path: Path, data: Json) -> None:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from dqnfed.experiments.paper import PrintedTable
+from dqnfed.report.comparison import REFERENCES
 from dqnfed.report.impossible import impossible_values
 from dqnfed.report.result_summaries import Json
 from dqnfed.report.result_tables import (
@@ -74,10 +75,12 @@ def ranked(runs: Sequence[Json]) -> Methods:
 
 
 def late(run: Json, column: str) -> float | None:
-    """Return a measure averaged over the last quarter of the evaluations; of a class, after the last one."""
+    """Return a measure averaged over the last quarter of the evaluations; of a class, and of an older summary, the last
+    one.
+    """
     if column.startswith("class:"):
         return value_of(run, column)
-    found: float | None = run["late"].get(column)
+    found: float | None = run.get("late", run["accuracy"]).get(column)
     return found
 
 
@@ -106,7 +109,7 @@ def verdict(methods: Methods, personal: Sequence[str]) -> str:
 
 def standing(methods: Methods, personal: Sequence[str], column: str) -> Standing:
     """Return DQN-Fed's place."""
-    others = [m for m in methods if m not in personal and not m.startswith(FORMS)]
+    others = [m for m in methods if m not in (*personal, *REFERENCES) and not m.startswith(FORMS)]
     scores = {m: average(methods[m], column) for m in others}
     best = max(scores, key=lambda m: scores[m])
     place = 1 + sum(score > scores[OURS] for score in scores.values())
