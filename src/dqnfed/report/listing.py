@@ -106,7 +106,7 @@ def settings_table(folder: Path) -> list[str]:
 
 def evidence_table(folder: Path) -> list[str]:
     """Return what every stored comparison says about DQN-Fed at its defaults."""
-    titles = ["page", "experiment", "tuned alike", "seeds", "place in the mean", "in the worst 10 %"]
+    titles = ["page", "experiment", "NUMERICS", "tuned alike", "seeds", "place in the mean", "in the worst 10 %"]
     titles += ["mean against FedAvg", "worst 10 % against FedAvg", "share of FedAvg's rounds", "improved", "FedAvg's"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for path in sorted((folder / "data").glob("*.json")):
@@ -126,7 +126,8 @@ def evidence(page: str, name: str, methods: tuned_page.Methods, data: Json) -> s
     places = [tuned_page.standing(methods, data.get("personal", PERSONAL), column) for column in ("mean", "worst10")]
     gaps = [tuned_page.differences(methods, c, tuned_page.FEDAVG).get(tuned_page.OURS) for c in ("mean", "worst10")]
     share = tuned_page.share_of_rounds(ours, fedavg)
-    cells = [f"[{page}]({page}.md)", name, "yes" if "trials" in data else "no", str(len(ours))]
+    number = data.get("numerics", ours[0].get("numerics", "not recorded"))
+    cells = [f"[{page}]({page}.md)", name, str(number), "yes" if "trials" in data else "no", str(len(ours))]
     cells += [f"{standing.place} of {standing.n}" for standing in places]
     cells += [tuned_page.difference_text(gap) or "one seed" for gap in gaps]
     cells += ["-" if share is None else f"{share:.2f}"]
