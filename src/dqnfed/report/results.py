@@ -133,10 +133,10 @@ def index_block(folder: Path) -> str:
     meaning = (
         "Places are among methods with one model for all, forms of DQN-Fed beside the default left out. Differences "
         "are paired by seed, with their standard error; `*`: Student's paired test, by Holm's correction where several "
-        "methods are compared with FedAvg, accepts it at 5 %. *Improved* is the mean share of participants whose loss "
-        "a round lowers; *share of FedAvg's rounds* those until FedAvg's final mean over FedAvg's own, curves averaged "
-        "over three evaluations, a dash where a seed never gets there. Where *tuned alike* says no, the page says how settings were chosen, and scores are those of "
-        "the last round."
+        "methods are compared with FedAvg, accepts it at 5 %. *Share of FedAvg's rounds*: those until FedAvg's final "
+        "mean over FedAvg's own, curves averaged over three evaluations; a dash where a seed never gets there. "
+        "*Improved* is the mean share of participants whose loss a round lowers. Where *tuned alike* says no, the page "
+        "says how settings were chosen, and scores are those of the last round."
     )
     comparisons = ["## What every stored comparison says", "", *evidence_table(folder), "", meaning]
     return "\n".join([*comparisons, "", "## What is measured", "", *settings_table(folder)])
