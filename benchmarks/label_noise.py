@@ -38,6 +38,10 @@ FOUND = {
 
 def main() -> None:
     options = arguments()
+    if options.rebuild:
+        rows = json.loads(options.rebuild.with_suffix(".json").read_text())
+        options.rebuild.write_text(with_tables(options.rebuild.read_text(), rows))
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     if options.worker:
         worker(json.loads(options.worker))
@@ -59,7 +63,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/label-noise"))
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("DQNFED_DATA", "data")))
     parser.add_argument("--preset", default="fashion-mnist-noisy")
     parser.add_argument("--methods", default=",".join(METHODS))
@@ -71,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--table", action="store_true", help="only the tables of what is finished")
     parser.add_argument("--page", type=Path, help="page whose tables are to be those of what is finished")
+    parser.add_argument("--rebuild", type=Path, help="only write this page's tables from its stored runs")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 Task = dict[str, Any]
 Kind = tuple[str, str]  # a problem and a method
-Outcome = Callable[[Task], Task]
+Outcome = Callable[[Task], Task | None]  # its line; None: broken off, to be run again
 
 
 def read_lines(path: Path) -> list[Task]:
@@ -47,6 +47,11 @@ def kept_datasets() -> None:
     experiment.data_source = data_source
 
 
+def kind_of(task: Task) -> Kind:
+    """Return which tasks take as long as this one."""
+    return task["problem"], task["method"]
+
+
 class Clock:
     """When the runs must be over, and how long those of a kind (a problem and a method) have taken, before and now."""
 
@@ -71,6 +76,7 @@ def run_all(
     jobs: int,
     seconds: float,
     known: Mapping[Kind, float] = MappingProxyType({}),
+    kind_of: Callable[[Task], Kind] = kind_of,
 ) -> None:
     """Run the tasks in their order and append their lines as they end; none is begun that would not end in time."""
     waiting, clock = list(todo), Clock(seconds, known)
@@ -81,14 +87,16 @@ def run_all(
         while waiting or running:
             while waiting and len(running) < jobs:
                 task = waiting.pop(0)
-                kind = (task["problem"], task["method"])
+                kind = kind_of(task)
                 if clock.leaves_time_for(kind):
                     running[pool.submit(outcome, task)] = kind, time.monotonic()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 kind, began = running.pop(future)
                 clock.add(kind, time.monotonic() - began)
-                file.write(json.dumps(future.result()) + "\n")
+                if (line := future.result()) is None:
+                    continue
+                file.write(json.dumps(line) + "\n")
                 file.flush()
                 n_done += 1
                 sys.stderr.write(f"{n_done} of {n_all}\n")

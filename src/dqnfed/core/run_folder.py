@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dqnfed.core.checksums import CHECKSUMS, checksums_of, listed_checksums, with_checksum
+from dqnfed.core.numerics import NUMERICS
 
 try:
     import fcntl
@@ -449,6 +450,7 @@ def environment(command: str, device: str) -> dict[str, Any]:
 
     return {
         "dqnfed": __version__,
+        "numerics": NUMERICS,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

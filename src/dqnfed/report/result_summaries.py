@@ -69,6 +69,7 @@ KEPT = (
     "status",
     "participants",
     "accuracy",
+    "late",
     "train_loss",
     "improved",
     "improved_late",
@@ -79,6 +80,7 @@ KEPT = (
     "improved_curve",
     "clients",
     "client_names",
+    "numerics",
 )
 
 
@@ -90,10 +92,24 @@ def run_summary(folder: Path) -> Json:
     if said or not records:
         raise ValueError(f"{folder} is no whole run: {'; '.join(said) or 'it has no rounds'}; run it again.")
     evaluated = [r for r in records if r["accuracy"] is not None]
-    with_accuracy = [r for r in evaluated if r["accuracy"]["mean"] is not None]
-    late = [r["rho"] for r in records[len(records) // 2 :] if r["rho"] is not None]
-    train = part_of(config, "train")
     clients, names = _final_accuracies(folder, evaluated, summary.get("kept_round"))
+    return _kept(summary, config, records, clients, names, read_json(folder / "env.json", []).get("numerics"))
+
+
+def _kept(
+    summary: Mapping[str, Any],
+    config: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    clients: list[float],
+    names: list[str],
+    numerics: int | None,
+) -> Json:
+    with_accuracy = [r for r in records if r["accuracy"] is not None and r["accuracy"]["mean"] is not None]
+    late = [r["rho"] for r in records[len(records) // 2 :] if r["rho"] is not None]
+    scores = [r["accuracy"] for r in records if r["accuracy"] is not None]
+    if summary.get("select", "last") != "last":  # the model that was kept, and not the last ones
+        scores = [summary["accuracy"]]
+    train = part_of(config, "train")
     kept = {
         "experiment": summary["name"],
         "algorithm": summary["algorithm"],
@@ -104,6 +120,7 @@ def run_summary(folder: Path) -> Json:
         "status": summary["status"],
         "participants": fmean(len(r["clients"]) for r in records),
         "accuracy": _rounded(summary["accuracy"]),
+        "late": last_quarter(scores),
         "train_loss": _rounded(summary["train_loss"]),
         "improved": None if summary["rho_mean"] is None else round(summary["rho_mean"], 4),
         "improved_late": round(fmean(late), 4) if late else None,
@@ -117,7 +134,19 @@ def run_summary(folder: Path) -> Json:
         kept["clients"] = clients
     if 0 < len(names) <= MAX_NAMED:
         kept["client_names"] = names
+    if numerics is not None:
+        kept["numerics"] = numerics
     return kept
+
+
+def last_quarter(scores: Sequence[Mapping[str, float | None]]) -> Json:
+    """Return the means of all measures over the last quarter of the evaluations; None where one of them has none."""
+    chosen = scores[-max(1, len(scores) // 4) :]
+    found: dict[str, float | None] = {}
+    for key in chosen[-1] if chosen else ():
+        values = [math.nan if (value := score.get(key)) is None else value for score in chosen]
+        found[key] = fmean(values)
+    return _rounded(found)
 
 
 def binned(points: Sequence[tuple[int, float]], n_bins: int = CURVE_POINTS) -> list[list[float]]:

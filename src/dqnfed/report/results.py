@@ -1,33 +1,46 @@
 """Pages of measured results: run folders become a small summary file, and the summary becomes a page's tables.
 
-python -m dqnfed.report.results cifar10-setup1                          # rebuild the page from its summary
-python -m dqnfed.report.results cifar10-setup1 --run                    # run its commands first, then rebuild it
-python -m dqnfed.report.results cifar10-setup1 --from runs/setup1       # take a new summary from run folders first
-python -m dqnfed.report.results cifar10-setup1 --from a.jsonl b.jsonl   # or from summaries that were made elsewhere
+python -m dqnfed.report.results                                         # list what is measured, and what is not
+python -m dqnfed.report.results digits                                  # rebuild the page from its summary
+python -m dqnfed.report.results digits --run                            # run its commands first, then rebuild it
+python -m dqnfed.report.results digits --from runs/digits               # take a new summary from run folders first
+python -m dqnfed.report.results digits --from a.jsonl b.jsonl           # or from summaries that were made elsewhere
+python -m dqnfed.report.results fashion-mnist --from runs/fashion-mnist.jsonl  # lines of `benchmarks/tuned_tables.py`
 
 A page `docs/results/TABLE.md` is written by hand but for what stands between its two marks: tables, figures, the
-commands of `docs/results/tables.toml` and the paper's values.
+commands of `docs/results/tables.toml` or the declaration of `docs/results/tuned.toml`, and the paper's values. The page
+`index` is rebuilt with every other one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import NamedTuple
 
-from dqnfed.experiments.paper import PrintedTable, printed_table
-from dqnfed.report import leaderboard
-from dqnfed.report.impossible import impossible_values
+from dqnfed.report import leaderboard, tuned, tuned_page
+from dqnfed.report.listing import evidence_table, listing, settings_table
 from dqnfed.report.result_figures import Picture, pictures, write_pictures
 from dqnfed.report.result_summaries import Json, collected, run_summary, summaries_in
+from dqnfed.report.result_tables import (
+    LEADERBOARD,
+    by_experiment,
+    by_method,
+    columns_of,
+    decimals_of,
+    mean_of,
+    printed_for,
+    printed_lines,
+    range_,
+    spread,
+    title_of,
+    value_of,
+)
 from dqnfed.report.run_files import read_toml
 
 __all__ = ["block", "main", "rebuilt", "run_summary"]
@@ -35,28 +48,7 @@ __all__ = ["block", "main", "rebuilt", "run_summary"]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 FOLDER = Path("docs/results")
 RUNS = Path("runs/results")
-MARK = "†"
-LEADERBOARD = "leaderboard"  # a page with another summary: see `report.leaderboard`
-ALWAYS_SHOWN = ("mean", "std", "worst10")
-SHOWN = (*ALWAYS_SHOWN, "worst5", "best5")  # where the paper prints no table
-STANDS_FOR = {"mnist-by-writer": "femnist-original"}  # evaluated by the measures of the table that it stands in for
-
-
-class Measure(NamedTuple):
-    title: str
-    decimals: int = 2
-
-
-MEASURES = {
-    "mean": Measure("mean"),
-    "std": Measure("std"),
-    "worst5": Measure("worst 5 %"),
-    "worst10": Measure("worst 10 %"),
-    "best5": Measure("best 5 %"),
-    "best10": Measure("best 10 %"),
-    "angle": Measure("angle, °"),
-    "kl": Measure("KL", 4),
-}
+INDEX = "index"  # what all pages together say
 
 
 def block(data: Json) -> str:
@@ -64,15 +56,18 @@ def block(data: Json) -> str:
     if data["table"] == LEADERBOARD:
         return leaderboard.block(data)
     experiments = by_experiment(data["runs"])
-    drawn = pictures_of(data)
+    drawn: dict[str, list[str]] = {}
+    for picture in pictures_of(data):
+        shown = [f"![{picture.kind.caption}](figures/{picture.file})", "", f"*{picture.kind.caption}.*", ""]
+        drawn.setdefault(picture.experiment, []).extend(shown)
+    if "trials" in data:
+        return tuned_page.block(data, drawn)
     lines: list[str] = []
     for name, runs in experiments.items():
         lines += [f"### {name}", ""] if len(experiments) > 1 else []
         methods = by_method(runs)
         lines += [*_table(methods, columns_of(data["table"], name, runs)), "", *_settings_lines(methods)]
-        for picture in drawn:
-            if picture.experiment == name:
-                lines += [f"![{picture.kind.caption}](figures/{picture.file})", "", f"*{picture.kind.caption}.*", ""]
+        lines += drawn.get(name, [])
     n_seeds = {len(runs) for name in experiments for runs in by_method(experiments[name]).values()}
     each = "one seed each" if n_seeds == {1} else f"{min(n_seeds)} seeds each"
     seeds = each if len(n_seeds) == 1 else "seeds as in the column"
@@ -97,22 +92,8 @@ def block(data: Json) -> str:
     ]
     repeated = {table.key: table for name in experiments if (table := printed_for(data["table"], name)) is not None}
     for printed in repeated.values():  # once, where two experiments of a page repeat the same table
-        lines += ["", *_printed_lines(printed)]
+        lines += ["", *printed_lines(printed)]
     return "\n".join(lines)
-
-
-def printed_for(table: str, experiment: str) -> PrintedTable | None:
-    """Return the paper's table beside which an experiment of a page stands; None on pages about something else."""
-    return printed_table(experiment) if experiment.startswith(table) else None
-
-
-def columns_of(table: str, experiment: str, runs: Sequence[Json]) -> list[str]:
-    """Return what a table shows of the clients' accuracies: what the paper prints for this setting, and the tail."""
-    printed = printed_for(table, experiment) or printed_table(STANDS_FOR.get(experiment, ""))
-    wanted = SHOWN if printed is None else (*ALWAYS_SHOWN, *printed.columns)
-    known = [key for key in MEASURES if key in wanted and any(run["accuracy"].get(key) is not None for run in runs)]
-    classes = [key for key in wanted if key.startswith("class:")]
-    return [*known, *(key for key in classes if any(_value(run, key) is not None for run in runs))]
 
 
 def pictures_of(data: Json) -> list[Picture]:
@@ -126,38 +107,43 @@ def pictures_of(data: Json) -> list[Picture]:
     return pictures(data["table"], experiments, list(dict.fromkeys(first)))
 
 
-def by_experiment(runs: Sequence[Json]) -> dict[str, list[Json]]:
-    """Return the runs of each experiment, in the order in which they stand."""
-    found: dict[str, list[Json]] = {}
-    for run in runs:
-        found.setdefault(run.get("experiment", ""), []).append(run)
-    return found
-
-
-def by_method(runs: Sequence[Json]) -> dict[str, list[Json]]:
-    """Return the runs of each method, the best mean accuracy first."""
-    found: dict[str, list[Json]] = {}
-    for run in runs:
-        found.setdefault(run["algorithm"], []).append(run)
-    return dict(sorted(found.items(), key=lambda item: -_last_mean(item[1])))
-
-
-def _last_mean(runs: Sequence[Json]) -> float:
-    """Return the mean accuracy over seeds; a method that diverged with one of them comes last."""
-    means = [run["accuracy"]["mean"] for run in runs]
-    return -math.inf if None in means else fmean(means)
-
-
 def rebuilt(page: str, data: Json) -> str:
     """Return the page with its measured part made anew."""
+    return with_block(page, block(data))
+
+
+def with_block(page: str, text: str) -> str:
+    """Return the page with this text between its marks."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"a page of results needs one line '{BEGIN}' and one line '{END}', between which tables go.")
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{block(data)}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
+
+
+def unmeasured_block(table: str, folder: Path) -> str:
+    """Return what a page says that has no stored run: how to measure it, and the budget written first."""
+    said = f"Not measured yet: no run is stored. `make results TABLE={table} RUN=1` measures it, in slices that resume."
+    if table in tuned.declared_names(folder):
+        said += f"\n\nBudget, written first: {tuned.declared(table, folder).budget}."
+    return said
+
+
+def index_block(folder: Path) -> str:
+    """Return what all pages together say."""
+    meaning = (
+        "Places are among methods with one model for all, forms of DQN-Fed beside the default left out. Differences "
+        "are paired by seed, with their standard error; `*`: Student's paired test, by Holm's correction where several "
+        "methods are compared with FedAvg, accepts it at 5 %. *Share of FedAvg's rounds*: those until FedAvg's final "
+        "mean over FedAvg's own, curves averaged over three evaluations; a dash where a seed never gets there. "
+        "*Improved* is the mean share of participants whose loss a round lowers. Where *tuned alike* says no, the page "
+        "says how settings were chosen, and scores are those of the last round."
+    )
+    comparisons = ["## What every stored comparison says", "", *evidence_table(folder), "", meaning]
+    return "\n".join([*comparisons, "", "## What is measured", "", *settings_table(folder)])
 
 
 def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[str]:
-    titles = ["method", *(_title(c) for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
+    titles = ["method", *(title_of(c) for c in columns), "improved", "late", "rounds", "passes", "KiB up", "seconds"]
     targets = {run["seed"]: run["accuracy"]["mean"] for run in methods.get("fedavg", [])}
     targets = {seed: mean for seed, mean in targets.items() if mean is not None}
     titles += ["to FedAvg's end", "seeds"] if targets else ["seeds"]
@@ -165,15 +151,15 @@ def _table(methods: Mapping[str, list[Json]], columns: Sequence[str]) -> list[st
     for name, runs in methods.items():
         n_lost = sum(run["accuracy"]["mean"] is None for run in runs)
         title = f"`{name}`" + (f" (diverged with {n_lost} of {len(runs)} seeds)" if n_lost else "")
-        cells = [title, *(_spread([_value(run, c) for run in runs], _decimals(c)) for c in columns)]
+        cells = [title, *(spread([value_of(run, c) for run in runs], decimals_of(c)) for c in columns)]
         for key in ("improved", "improved_late"):
             known = [run[key] for run in runs if run[key] is not None]
-            cells.append(f"{100 * _mean(known):.1f} %" if known else "")
-        cells.append(_range([run["rounds"] for run in runs]))
+            cells.append(f"{100 * mean_of(known):.1f} %" if known else "")
+        cells.append(range_([run["rounds"] for run in runs]))
         asked = sum(run["rounds"] * run["participants"] for run in runs)
         cells += [f"{sum(run['passes'] for run in runs) / asked:.1f}"]
         cells += [f"{sum(run['bytes_up'] for run in runs) / asked / 1024:.0f}"]
-        cells += [f"{_mean(run['seconds'] for run in runs):.1f}"]
+        cells += [f"{mean_of(run['seconds'] for run in runs):.1f}"]
         cells += [*([_first_rounds(runs, targets)] if targets else []), str(len(runs))]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -187,28 +173,7 @@ def _first_rounds(runs: Sequence[Json], targets: Mapping[int, float]) -> str:
         if run["seed"] in targets
     ]
     reached = [number for number in found if number is not None]
-    return f"{_mean(reached):.0f}" if reached and len(reached) == len(found) else "-"
-
-
-def _printed_lines(printed: PrintedTable) -> list[str]:
-    lines = [
-        f"The paper prints for this setting ({printed.title}):",
-        "",
-        "| method | " + " | ".join(_title(column) for column in printed.columns) + " |",
-        "|---" * (len(printed.columns) + 1) + "|",
-    ]
-    reasons: list[str] = []
-    for name, row in printed.rows.items():
-        impossible = impossible_values(printed, name)
-        cells = [
-            "" if value is None else f"{value:g}{MARK if column in impossible else ''}"
-            for column, value in zip(printed.columns, row, strict=True)
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        reasons += [f"{name}, {column}: {why}" for column, why in impossible.items()]
-    if reasons:
-        lines += ["", f"{MARK} cannot be true: " + "; ".join(reasons) + "."]
-    return lines
+    return f"{mean_of(reached):.0f}" if reached and len(reached) == len(found) else "-"
 
 
 def _settings_lines(methods: Mapping[str, list[Json]]) -> list[str]:
@@ -218,58 +183,27 @@ def _settings_lines(methods: Mapping[str, list[Json]]) -> list[str]:
     return [f"Settings beside the defaults: {'; '.join(said)}.", ""] if said else []
 
 
-def _title(column: str) -> str:
-    return MEASURES[column].title if column in MEASURES else column.removeprefix("class:")
-
-
-def _decimals(column: str) -> int:
-    return MEASURES[column].decimals if column in MEASURES else 2
-
-
-def _value(run: Json, column: str) -> float | None:
-    """Return a measure of a run, or the accuracy of the client that holds a class; None if it is not known."""
-    if not column.startswith("class:"):
-        found: float | None = run["accuracy"].get(column)
-        return found
-    names = run.get("client_names", [])
-    wanted = column.removeprefix("class:").lower()
-    return next((a for name, a in zip(names, run.get("clients", []), strict=True) if name.lower() == wanted), None)
-
-
-def _spread(values: Sequence[float | None], decimals: int) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    return f"{_mean(known):.{decimals}f}" + (f" ± {stdev(known):.{decimals}f}" if len(known) > 1 else "")
-
-
-def _range(values: Sequence[int]) -> str:
-    return str(min(values)) if min(values) == max(values) else f"{min(values)}-{max(values)}"
-
-
-def _mean(values: Iterable[float]) -> float:
-    return fmean(list(values))
-
-
 def commands_of(table: str, seeds: str | None = None) -> list[str]:
-    """Return the commands that measure a page's runs, as `tables.toml` says, perhaps with other seeds."""
-    said: list[str] = []
-    found = read_toml(FOLDER / "tables.toml", said).get(table, {})
+    """Return the commands that measure a page's runs, as `tuned.toml` or `tables.toml` say, perhaps other seeds."""
+    if table in tuned.declared_names(FOLDER):
+        return [f"python benchmarks/tuned_tables.py {table}{f' --seeds {seeds}' if seeds else ''}"]
+    found = read_toml(FOLDER / "tables.toml", []).get(table, {})
     commands = found.get("commands", [f"dqnfed compare {table} --seeds 0:5"])
     return [re.sub(r"--seeds \S+", f"--seeds {seeds}", command) if seeds else command for command in commands]
 
 
-def measured(table: str, commands: Sequence[str], n_jobs: str | None) -> Path:
-    """Run a page's commands, each into the folder of its experiment, and return the folder above; it can be resumed."""
+def measured(table: str, commands: Sequence[str], extra: Sequence[str] = ()) -> Path:
+    """Run a page's commands and return where their runs are: a file of lines where methods are tuned alike, else the
+    folder above those of the experiments. It can be resumed.
+    """
+    lines = RUNS.parent / f"{table}.jsonl"
     for command in commands:
         program, *rest = shlex.split(command)
-        extra = ["--out", str(RUNS / table / experiment_of(rest)), *(["--jobs", n_jobs] if n_jobs else [])]
-        code = _ended([str(Path(sys.executable).with_name(program)), *rest, *extra])
+        out = lines if program == "python" else RUNS / table / experiment_of(rest)
+        code = _ended([str(Path(sys.executable).with_name(program)), *rest, "--out", str(out), *extra])
         if code != 0:
-            sys.exit(
-                f"`{command}` ended with {code}; what it has done is in {RUNS / table}, and the same call goes on."
-            )
-    return RUNS / table
+            sys.exit(f"`{command}` ended with {code}; what it has done is in {out}, and the same call goes on.")
+    return lines if lines.is_file() else RUNS / table
 
 
 def _ended(command: Sequence[str]) -> int:
@@ -288,46 +222,88 @@ def experiment_of(words: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Rebuild a page, from new runs if they are given or asked for."""
+    """Rebuild a page, from new runs if they are given or asked for; without one, list what is measured."""
+    options = _parser().parse_args(arguments)
+    if options.table is None:
+        sys.stdout.write(listing(FOLDER) + "\n")
+        return
+    programs = read_toml(FOLDER / "tables.toml", []).get(options.table, {}).get("programs")
+    if programs is not None:
+        _run_programs(options.table, [*(programs["run"] if options.run else []), *programs["rebuild"]])
+    elif options.table != INDEX:
+        _rebuild(options)
+    index = FOLDER / f"{INDEX}.md"
+    if index.is_file():
+        index.write_text(with_block(index.read_text(encoding="utf-8"), index_block(FOLDER)), encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table")
+    parser.add_argument("table", nargs="?", help="the page; default: list what is measured")
     parser.add_argument("--run", action="store_true", help="run the page's commands first")
     parser.add_argument("--seeds", help="of these runs, in place of the commands' own")
-    parser.add_argument("--jobs", help="runs at a time; default: what `dqnfed compare` chooses")
+    parser.add_argument("--jobs", help="runs at a time; default: what the command chooses")
+    parser.add_argument("--seconds", help="tuned tables: runs that would end later are not begun")
+    parser.add_argument("--device", help="tuned tables: cpu or cuda; default: a GPU where there is one")
     parser.add_argument(
         "--from", dest="sources", type=Path, nargs="+", default=[], help="folders of finished runs, .jsonl, .json"
     )
     parser.add_argument("--algorithms", default="", help="only these methods, separated by commas")
     parser.add_argument("--command", help="the command that made them, for the page; default: those of tables.toml")
-    parser.add_argument("--hardware", default="not stated")
-    parser.add_argument("--commit", help="with which they were made; default: the present one")
-    options = parser.parse_args(arguments)
-    summary, page = FOLDER / "data" / f"{options.table}.json", FOLDER / f"{options.table}.md"
-    commands = commands_of(options.table, options.seeds)
-    is_leaderboard = options.table == LEADERBOARD
-    if is_leaderboard and options.run:
+    parser.add_argument("--hardware", help="on which they were made; default: what the lines of a tuned table say")
+    parser.add_argument("--commit", help="with which they were made; default: the present one, or what the lines say")
+    return parser
+
+
+def _run_programs(table: str, commands: Sequence[str]) -> None:
+    """Run a page's own programs one after the other."""
+    for command in commands:
+        program, *rest = shlex.split(command)
+        if _ended([str(Path(sys.executable).with_name(program)), *rest]) != 0:
+            sys.exit(f"`{command}`, for the page {table}, has failed; see above.")
+    if not commands:
+        sys.exit(f"the page {table} is text and has no stored summary; RUN=1 measures it and prints its tables.")
+
+
+def _rebuild(options: argparse.Namespace) -> None:
+    """Rebuild a page from its summary, which is first taken from new runs if there are any."""
+    table = options.table
+    summary, page = FOLDER / "data" / f"{table}.json", FOLDER / f"{table}.md"
+    commands = commands_of(table, options.seeds)
+    if table == LEADERBOARD and options.run:
         sys.exit("the leaderboard is measured by `make leaderboard`; then give its lines with --from.")
-    sources = [*options.sources, *([measured(options.table, commands, options.jobs)] if options.run else [])]
-    about = {"hardware": options.hardware, "commit": options.commit or _present_commit()}
-    if sources and is_leaderboard:
-        command = options.command or "make leaderboard"
-        _write_summary(summary, leaderboard.collected(sources, command=command, **about))
-    elif sources:
-        data = collected(
-            [run for source in sources for run in summaries_in(source)],
-            table=options.table,
-            command=options.command or "\n".join(commands),
-            algorithms=[name for name in options.algorithms.split(",") if name],
-            **about,
-        )
-        _write_summary(summary, data)
+    given = {name: getattr(options, name) for name in ("jobs", "seconds", "device")}
+    extra = [word for name, value in given.items() if value for word in (f"--{name}", value)]
+    sources = [*options.sources, *([measured(table, commands, extra)] if options.run else [])]
+    if sources:
+        _write_summary(summary, _collected(sources, commands, options))
+    text = page.read_text(encoding="utf-8")
     if not summary.is_file():
-        sys.exit(f"there is no summary {summary}; measure it with --run, or give finished runs with --from.")
+        page.write_text(with_block(text, unmeasured_block(table, FOLDER)), encoding="utf-8")
+        return
     data = json.loads(summary.read_text(encoding="utf-8"))
-    page.write_text(rebuilt(page.read_text(encoding="utf-8"), data), encoding="utf-8")
+    page.write_text(rebuilt(text, data), encoding="utf-8")
     write_pictures(pictures_of(data), FOLDER / "figures")
-    if is_leaderboard:
+    if table == LEADERBOARD:
         leaderboard.write_ranks(data, FOLDER / "figures")
+
+
+def _collected(sources: Sequence[Path], commands: Sequence[str], options: argparse.Namespace) -> Json:
+    """Return a page's new summary."""
+    table, commit = options.table, options.commit or _present_commit()
+    about = {"hardware": options.hardware or "not stated", "commit": commit}
+    if table == LEADERBOARD:
+        return leaderboard.collected(sources, command=options.command or "make leaderboard", **about)
+    if table in tuned.declared_names(FOLDER) and all(source.suffix == ".jsonl" for source in sources):
+        said = {"hardware": options.hardware or "", "commit": options.commit or "", "command": options.command or ""}
+        return tuned.collected(tuned.read_lines(sources), tuned.declared(table, FOLDER), **said)
+    return collected(
+        [run for source in sources for run in summaries_in(source)],
+        table=table,
+        command=options.command or "\n".join(commands),
+        algorithms=[name for name in options.algorithms.split(",") if name],
+        **about,
+    )
 
 
 def _write_summary(path: Path, data: Json) -> None:
