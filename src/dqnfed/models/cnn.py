@@ -7,6 +7,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from dqnfed.models.layers import norm_layers
+
 
 @dataclass(frozen=True)
 class CNNSettings:
@@ -14,6 +16,7 @@ class CNNSettings:
     hidden: int | tuple[int, ...] = 128  # width of the dense layer before the last, or of several; LEAF's has 2048
     kernel: int = 5  # odd, so that padding keeps the size
     padded: bool = True  # whether convolutions keep the image's size; else each takes kernel - 1 pixels
+    norm: str = "none"  # none | batch: BatchNorm after each convolution, for fedbn
 
 
 def cnn(input_shape: tuple[int, ...], n_outputs: int, settings: CNNSettings) -> nn.Module:
@@ -38,11 +41,14 @@ def cnn(input_shape: tuple[int, ...], n_outputs: int, settings: CNNSettings) -> 
     first, second = settings.channels
     padding = settings.kernel // 2 if settings.padded else 0
     hidden = (settings.hidden,) if isinstance(settings.hidden, int) else settings.hidden
+    norms = norm_layers(settings.norm, nn.BatchNorm2d)
     layers = [
         nn.Conv2d(channels, first, settings.kernel, padding=padding),
+        *norms(first),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(first, second, settings.kernel, padding=padding),
+        *norms(second),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
