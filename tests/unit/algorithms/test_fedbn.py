@@ -15,6 +15,7 @@ from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedbn import FedBN, FedBNUpdate
 from dqnfed.core.norm_training import with_statistics
 from dqnfed.core.problem import Problem
+from dqnfed.experiments.pipeline import dense_layers
 from dqnfed.models import build
 from dqnfed.secure.noise import Privacy
 from dqnfed.sim.setup import set_up
@@ -174,3 +175,9 @@ def test_what_needs_one_model_or_single_examples_is_refused() -> None:
     privacy = Privacy(clip=1.0, noise_multiplier=1.0, unit="record")
     with pytest.raises(ValueError, match=r"FedBN cannot be run with `privacy.unit` = 'record'"):
         run(FedBN(), case.problem, case.federation, rounds=1, privacy=privacy)
+
+
+def test_the_description_of_an_export_lists_no_dense_chain() -> None:
+    spec = {"name": "mlp", "settings": {"hidden": [5], "norm": "batch"}, "dtype": "float32"}
+    problem, _ = example("mlp")
+    assert dense_layers(spec, [name for name, _ in problem.layout]) == []
