@@ -13,7 +13,15 @@ from dqnfed.algorithms import REGISTRY
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem
 from dqnfed.sim.setup import cohort_size
-from tests.helpers.bowls import BOWLS, Case, federation_of, labelled_clients, linear_model, small_network
+from tests.helpers.bowls import (
+    BOWLS,
+    Case,
+    federation_of,
+    labelled_clients,
+    linear_model,
+    normed_network,
+    small_network,
+)
 from tests.helpers.turns import Turn, played_turns
 
 METHODS = sorted(REGISTRY)
@@ -75,7 +83,9 @@ def hard_case(name: str, edge: str) -> Case:
     def problem(n_inputs: int = 4, n_hidden: int = 3, n_classes: int = 3) -> Problem:
         if "convex" in REGISTRY[name].info.problem_kinds:
             return Problem.from_module(linear_model(n_inputs, n_classes))
-        return Problem.from_module(small_network(n_inputs, n_hidden, n_classes))
+        if "network" in REGISTRY[name].info.problem_kinds:
+            return Problem.from_module(small_network(n_inputs, n_hidden, n_classes))
+        return Problem.from_module(normed_network(n_inputs, n_hidden, n_classes))
 
     clients = labelled_clients(6, 4)
     if edge == "duplicate clients":

@@ -102,9 +102,22 @@ def network_bowl(n_clients: int = 6, n_inputs: int = 4, *, seed: int = 0) -> Cas
     return Case(problem, federation_of(labelled_clients(n_clients, n_inputs, seed=seed)))
 
 
+def normed_network(n_inputs: int, n_hidden: int, n_outputs: int) -> nn.Module:
+    """Return `small_network` with BatchNorm before its activation."""
+    hidden, activation, head = small_network(n_inputs, n_hidden, n_outputs).children()
+    return nn.Sequential(hidden, nn.BatchNorm1d(n_hidden, dtype=torch.float64), activation, head)
+
+
+def normed_bowl(n_clients: int = 6, n_inputs: int = 4, *, seed: int = 0) -> Case:
+    """Return `network_bowl` with BatchNorm."""
+    problem = Problem.from_module(normed_network(n_inputs, 3, 3), loss="cross-entropy")
+    return Case(problem, federation_of(labelled_clients(n_clients, n_inputs, seed=seed)))
+
+
 BOWLS: dict[str, tuple[Callable[[], Case], ...]] = {  # by the kind of problem that a method says it suits
     "convex": (quadratic_bowl, softmax_bowl),
     "network": (network_bowl,),
+    "batch-norm": (normed_bowl,),
 }
 
 

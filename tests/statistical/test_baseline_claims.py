@@ -1,4 +1,4 @@
-"""What the papers of five plain baselines claim, on problems that are stated here, and what carries each claim.
+"""What the papers of six plain methods claim, on problems that are stated here, and what carries each claim.
 
 For every method: the problem, the measure and the opponent are fixed, ten seeds draw the clients, and the claim holds
 if the mean of the paired differences is above three standard errors. The same test is then given the method with its
@@ -12,6 +12,8 @@ FedYogi (Reddi et al. 2021): where coordinates are of very different scale it re
 their best server rate of five.
 FedDyn (Acar et al. 2021): with many local steps on clients of different curvature FedProx ends at a biased point, and
 FedDyn at the optimum.
+FedBN (Li et al. 2021): where clients measure the same features in units of their own, its clients' models have a lower
+loss on fresh examples than FedAvg's with GroupNorm, whose weights are common; with averaged BatchNorm they have not.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dqnfed.algorithms.fedavg import FedAvg, FedAvgUpdate
 from dqnfed.algorithms.fedavgm import FedAvgM
+from dqnfed.algorithms.fedbn import FedBN, FedBNMemory, FedBNServer
 from dqnfed.algorithms.feddyn import FedDyn, FedDynMemory, FedDynServer
 from dqnfed.algorithms.fedexp import FedExP
 from dqnfed.algorithms.fedprox import FedProx
@@ -39,7 +42,7 @@ from dqnfed.core.algorithm import Cohort, ServerStep
 from dqnfed.core.local_work import AnyMethod
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
-from tests.helpers.bowls import Case, federation_of, linear_model, normal
+from tests.helpers.bowls import Case, federation_of, linear_model, normal, task_of
 from tests.helpers.play import SometimesAway, play
 
 SEEDS = range(10)
@@ -91,6 +94,16 @@ class WithoutSlopes(FedDyn):
         self, server: FedDynServer, replies: Replies[FedAvgUpdate], cohort: Cohort
     ) -> ServerStep[FedDynServer]:
         return ServerStep(server._replace(theta=server.theta - replies.mean("delta")))
+
+
+class CommonNorms(FedBN):
+    """FedBN whose server averages BatchNorm layers, statistics too: FedAvg of such a model."""
+
+    def init_server(self, problem: Problem, n_clients: int) -> FedBNServer:
+        return FedBNServer(problem.theta0.clone(), torch.tensor(problem.n_parameters))
+
+    def init_memory(self, problem: Problem, task: Any) -> FedBNMemory:
+        return FedBNMemory(problem.theta0[:0])
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,30 @@ def drifting(method: AnyMethod, seed: int) -> float:
     return squares.excess(play(method, *squares.case[:2], rounds=20, seed=seed).thetas[-1])
 
 
+def own_units(method: AnyMethod, seed: int) -> float:
+    """Eight clients with 40 examples of one rule, features in units and with zeros of their own: loss on fresh ones.
+
+    A linear classifier behind a normalisation of the inputs, 40 rounds of two full-batch steps.
+    """
+    rule, fresh, clients = 2.0 * normal(6, 3, seed=seed, purpose="rule"), [], []
+    for k in range(8):
+        unit = normal(6, seed=seed, purpose=f"unit {k}").exp()
+        zero = 2.0 * normal(6, seed=seed, purpose=f"zero {k}")
+        z = normal(240, 6, seed=seed, purpose=f"examples {k}")
+        x, y = z * unit + zero, (z @ rule).argmax(1)
+        clients.append((x[:40], y[:40]))
+        fresh.append((x[40:], y[40:]))
+    norm = nn.BatchNorm1d(6) if isinstance(method, FedBN) else nn.GroupNorm(1, 6)
+    problem = Problem.from_module(nn.Sequential(norm, linear_model(6, 3)).double())
+    played = play(method, problem, federation_of(clients), rounds=40, seed=seed)
+    found = []
+    for k, one in enumerate(fresh):
+        memory = played.memory(k) if isinstance(method, FedBN) else None
+        (theta,) = method.models(played.servers[-1], memory).values()
+        found.append(float(problem.loss(theta, task_of(one, problem))))
+    return mean(found)
+
+
 CLAIMS: dict[str, tuple[AnyMethod, AnyMethod, AnyMethod, Measure]] = {  # method, mechanism off, opponent, measure
     "fedvarp": (FedVARP(lr=0.3), WithoutMemory(lr=0.3), FedAvg(lr=0.3, weighting="uniform"), wandering),
     "mifa": (MIFA(lr=0.1), Forgetful(lr=0.1), FedAvg(lr=0.1, weighting="uniform"), biased),
@@ -185,6 +222,7 @@ CLAIMS: dict[str, tuple[AnyMethod, AnyMethod, AnyMethod, Measure]] = {  # method
         FedProx(lr=0.4, epochs=30, mu=1.0, weighting="uniform"),
         drifting,
     ),
+    "fedbn": (FedBN(lr=0.5, epochs=2), CommonNorms(lr=0.5, epochs=2), FedAvg(lr=0.5, epochs=2), own_units),
 }
 
 

@@ -21,6 +21,7 @@ from dqnfed.algorithms.fcfl import FCFL
 from dqnfed.algorithms.fedadam import FedAdam
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.fedavgm import FedAvgM
+from dqnfed.algorithms.fedbn import FedBN
 from dqnfed.algorithms.fedce import FedCE
 from dqnfed.algorithms.fedcorr import FedCorr, fedcorr_with
 from dqnfed.algorithms.feddg_ga import FedDGGA
@@ -130,6 +131,7 @@ REGISTRY: dict[str, type[AnyMethod]] = {
     "fedce": FedCE,
     "fedpw": FedPW,
     "fedrep": FedRep,
+    "fedbn": FedBN,
 }
 
 # what federated methods are compared with: named like methods, run by the simulator alone, no part of the contract

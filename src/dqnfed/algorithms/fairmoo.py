@@ -37,7 +37,8 @@ class FairMOO(LocalWork[ReweightedServer, Empty, LossUpdate]):
 
     Evaluation: the global model.
 
-    Differences: from the authors' code, which is all that we have read. The factor of g_f is that code's 2 / K, though
+    Differences: from the authors' code, which is all that we have read. There F_k is the mean loss over the batches of
+    the local work, here it is that of the model that was sent. The factor of g_f is that code's 2 / K, though
     the variance it is compared with is over K - 1; with a step of fixed length only the direction counts. Where no
     combination fulfils the condition (d opposes g_f whatever the weights) the condition is left out. The step has the
     same length in every round: near the optimum theta circles around it unless lr decays (the authors': 0.999 a round).

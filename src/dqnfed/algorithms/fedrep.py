@@ -51,8 +51,8 @@ class FedRep(LocalWork[FedRepServer, FedRepMemory, FedRepUpdate]):
 
     Payload: n - h floats up, n - h down.
 
-    Evaluation: every client's own model, the body under its own head, training losses too. There is no model for all:
-    the one in the run folder is the body under the start model's head, for new clients to begin with.
+    Evaluation: every client's own model, the body under its own head, training losses too. There is no model for all,
+    so that a run has none to predict with: its folder holds the body under the start model's head.
 
     Differences: the paper has 10 epochs for the head and one for the body; here `epochs` are the body's, and the head
     has `head_passes` times as many, on the same batches. The paper averages all clients alike: weighting = "uniform".
@@ -70,6 +70,7 @@ class FedRep(LocalWork[FedRepServer, FedRepMemory, FedRepUpdate]):
         clip_fields=("delta",),
         problem_kinds=frozenset({"network"}),
         personal=True,
+        own_part="a last layer",
     )
 
     head_passes: int = 5  # through the local work, for the head, >= 1

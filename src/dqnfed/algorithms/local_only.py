@@ -51,6 +51,7 @@ class LocalOnly(LocalWork[FedAvgServer, LocalOnlyMemory, Empty]):
         needs=("sum",),
         personal=True,
         training="alone",
+        problem_kinds=frozenset({"network", "convex", "batch-norm"}),
     )
 
     def init_server(self, problem: Problem, n_clients: int) -> FedAvgServer:

@@ -35,7 +35,12 @@ class Pooled(LocalWork[FedAvgServer, Empty, FedAvgUpdate]):
     Reference: the centralised baseline of McMahan, Moore, Ramage, Hampson & Agüera y Arcas, AISTATS 2017.
     """
 
-    info: ClassVar[Info] = Info(server=FedAvgServer, replies=(FedAvgUpdate,), training="pooled")
+    info: ClassVar[Info] = Info(
+        server=FedAvgServer,
+        replies=(FedAvgUpdate,),
+        training="pooled",
+        problem_kinds=frozenset({"network", "convex", "batch-norm"}),
+    )
 
     def init_server(self, problem: Problem, n_clients: int) -> FedAvgServer:
         return FedAvgServer(problem.theta0.clone())

@@ -86,6 +86,7 @@ class Info:
     local_work: frozenset[str] = frozenset(LOCAL_WORK)  # the shared settings that have an effect
     problem_kinds: frozenset[str] = frozenset({"network", "convex"})
     personal: bool = False  # whether `models` differ between clients
+    own_part: str = ""  # what every client adds to the server's theta, which is no whole model then
     training: str = "federated"  # or, as a reference: alone, each client by itself; pooled, on all rows together
     looped_messages: tuple[type[Any], ...] = ()  # messages to which `client_step` cannot reply under vmap
     reads_inputs: bool = False  # whether `client_step` itself looks at the examples' inputs

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from dqnfed.core.algorithm import LOCAL_WORK, Algorithm, check_choice, check_range
 from dqnfed.core.kernels import Pull
+from dqnfed.core.norm_training import sgd_with_norms
 from dqnfed.core.optimizers import OPTIMIZERS, Optimizer
 from dqnfed.core.problem import Problem, Task
 
@@ -103,9 +104,10 @@ class LocalWork(Algorithm[S, M, U]):
         task's.
 
         A `pull` draws theta towards another model in every step, a `correction` [n] is added to every step's gradient,
-        after it was clipped.
+        after it was clipped. BatchNorm takes the statistics of each batch, and has those of all examples afterwards.
         """
-        return problem.kernels.sgd(
+        sgd = problem.kernels.sgd if problem.norms is None else sgd_with_norms
+        return sgd(
             problem,
             task,
             theta,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dqnfed.core.kernels import PLAIN, Kernels
+from dqnfed.core.norms import BATCH_NORMS, Norms, norms_of, with_client_norms
 from dqnfed.core.tensors import Layout, module_layout, module_theta, named_parameters
 
 
@@ -94,6 +95,7 @@ SCORES: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "squared-error": ("negative squared error", negative_loss),
     "logistic": ("accuracy", sign_accuracy),
 }
+BATCH_NORM = "batch-norm"  # the kind of problem whose model has BatchNorm layers
 PERCENT = ("accuracy", "auc", "f1")  # scores from 0 to 100
 
 
@@ -158,6 +160,7 @@ class Problem:
     module: nn.Module | None = field(default=None, repr=False)
     model_spec: dict[str, Any] | None = field(default=None, repr=False)  # how to build the module again from a file
     kernels: Kernels = field(default=PLAIN, repr=False, compare=False)  # how gradients and local SGD are computed
+    norms: Norms | None = None  # of a model with BatchNorm, the parts of theta; their clients keep all but the first
 
     @property
     def n_parameters(self) -> int:
@@ -165,18 +168,25 @@ class Problem:
 
     def loss(self, theta: Tensor, task: Task) -> Tensor:
         """Return the client's mean training loss at theta."""
-        losses = self.losses(self.predict(theta, task.inputs), task.targets)
+        losses = self.losses(self.outputs(theta, task.inputs, task.mask), task.targets)
         return self._regularised(theta, (losses * task.mask).sum() / task.mask.sum().clamp(min=1))
 
     def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
         """Return the mean loss over the rows that the batch names; entries of -1 are no rows."""
         mask = (batch >= 0).to(task.mask.dtype)
         rows = batch.clamp(min=0)
-        losses = self.losses(self.predict(theta, task.inputs[rows]), task.targets[rows])
+        losses = self.losses(self.outputs(theta, task.inputs[rows], mask), task.targets[rows])
         return self._regularised(theta, (losses * mask).sum() / mask.sum().clamp(min=1))
 
+    def outputs(self, theta: Tensor, inputs: Tensor, mask: Tensor) -> Tensor:
+        """Return the outputs for a loss over the examples in the mask."""
+        return self.predict(theta, inputs)
+
     def _regularised(self, theta: Tensor, loss: Tensor) -> Tensor:
-        return loss + 0.5 * self.ridge * theta.square().sum() if self.ridge else loss
+        if not self.ridge:
+            return loss
+        trained = theta if self.norms is None else theta[: self.norms.n_trained]
+        return loss + 0.5 * self.ridge * trained.square().sum()
 
     def to(self, device: torch.device | str) -> Problem:
         """Return the same problem with theta and the module's buffers on the device."""
@@ -208,23 +218,26 @@ class Problem:
         loss_floor: float = 0.0,
         model_spec: dict[str, Any] | None = None,
     ) -> Problem:
-        """Return the problem of training an ordinary module; dropout is off, buffers stay as they are."""
+        """Return the problem of training an ordinary module; dropout is off, buffers stay as they are.
+
+        The statistics of BatchNorm layers are part of theta, at its end; methods that do not keep these layers with
+        each client refuse the problem when a run begins.
+        """
         if not isinstance(module, nn.Module):
             raise ValueError(f"`module` must be a torch.nn.Module, but is a {type(module).__name__}: {module!r}.")
         loss = _loss_name(loss)
         _refuse_mixed_examples(module)
         _refuse_frozen_parameters(module)
         template = copy.deepcopy(module).eval()
-        layout = module_layout(template)
-        if not layout:
+        if not any(True for _ in template.parameters()):
             raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to train.")
-        theta0 = module_theta(template)
+        layout, theta0, norms = norms_of(template) or (module_layout(template), module_theta(template), None)
 
         default_name, default_score = SCORES[loss]
         return cls(
             theta0=theta0,
             layout=layout,
-            predict=ModuleModel(template, layout),
+            predict=ModuleModel(template if norms is None else with_client_norms(template), layout),
             losses=losses or LOSSES[loss],
             score=score or default_score,
             score_name=score_name or ("score" if score else default_name),
@@ -232,6 +245,7 @@ class Problem:
             loss_floor=loss_floor,
             module=template,
             model_spec=model_spec,
+            norms=norms,
         )
 
     def replica(self) -> Problem:
@@ -240,7 +254,8 @@ class Problem:
             return self
         module = copy.deepcopy(self.predict.module)
         model = replace(self.predict, module=module)
-        return _replaced(self, predict=model, module=module, kernels=self.kernels.fresh())
+        own = module if self.norms is None else self.module
+        return _replaced(self, predict=model, module=own, kernels=self.kernels.fresh())
 
     def autocast(self, dtype: torch.dtype | None) -> Problem:
         """Return the same problem with products and convolutions in another precision; theta keeps its own."""
@@ -308,10 +323,13 @@ def _check_outputs(problem: Problem, outputs: Any, n_examples: int, targets: Ten
 
 
 def fill_module(module: nn.Module, parameters: dict[str, Tensor]) -> None:
-    """Copy the named parameters into the module, which must have these and no others."""
-    more = parameters.keys() - dict(module.named_parameters()).keys()
+    """Copy the named parameters, and statistics of BatchNorm, into the module, which must have these and no others."""
+    held: dict[str, Tensor] = dict(module.named_parameters())
+    if found := norms_of(module):
+        held |= {name: module.get_buffer(name) for name, _ in found[0] if name not in held}
+    more = parameters.keys() - held.keys()
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in held.items():
             if name not in parameters:
                 raise ValueError(f"the saved model has no parameter '{name}'; it has {sorted(parameters)}.")
             if parameters[name].shape != parameter.shape:
@@ -343,13 +361,31 @@ def _loss_name(loss: Any) -> str:
 def _refuse_mixed_examples(module: nn.Module) -> None:
     """Refuse layers whose output for one example depends on others: the padded ones, or another client's."""
     for name, part in module.named_modules():
-        if getattr(part, "running_mean", None) is not None:
-            fault = "keeps running statistics, which have no meaning across clients with different data"
-        elif isinstance(part, nn.modules.batchnorm._BatchNorm):
+        is_batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
+        if is_batch_norm and getattr(part, "running_mean", None) is None:
             fault = "takes statistics over the whole batch, so one client's examples change another's outputs"
+        elif type(part) in BATCH_NORMS:
+            continue
+        elif getattr(part, "running_mean", None) is not None:
+            fault = "keeps running statistics, which have no meaning across clients with different data"
         else:
             continue
-        raise ValueError(f"'{name or type(part).__name__}' ({type(part).__name__}) {fault}. Use nn.GroupNorm instead.")
+        instead = "nn.BatchNorm1d to 3d with running statistics, which `fedbn` trains, or " if is_batch_norm else ""
+        raise ValueError(
+            f"'{name or type(part).__name__}' ({type(part).__name__}) {fault}. Use {instead}nn.GroupNorm instead."
+        )
+
+
+def check_norms(problem: Problem, method: str, kinds: frozenset[str]) -> None:
+    """Refuse a model with BatchNorm for a method that does not keep these layers with each client."""
+    if problem.norms is None or BATCH_NORM in kinds:
+        return
+    name = next(name for name, _ in problem.layout if name.endswith("running_mean")).rpartition(".")[0]
+    raise ValueError(
+        f"'{name}' of the model is a BatchNorm layer, whose running statistics have no meaning across clients with "
+        f"different data, so {method} cannot train it. Use the method `fedbn`, whose clients keep their BatchNorm "
+        "layers, or a model with nn.GroupNorm."
+    )
 
 
 def _refuse_frozen_parameters(module: nn.Module) -> None:

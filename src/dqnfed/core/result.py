@@ -48,6 +48,11 @@ class RunResult:
                 f"{self.summary['algorithm']} trained one model for each client, each by itself, and none for all; "
                 "take the model of another method's run."
             )
+        if own := self.summary.get("own_part"):
+            raise ValueError(
+                f"{self.summary['algorithm']} trained the part of a model that clients share, and each of them has "
+                f"{own} of its own, so there is no model for all; take the model of another method's run."
+            )
         module = copy.deepcopy(template if template is not None else self.module)
         if module is None and self.model_spec is not None and MODULE_BUILDERS:
             module = MODULE_BUILDERS[0](self.model_spec)

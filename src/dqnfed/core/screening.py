@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, Info, check_choice, check_range, check_types
-from dqnfed.core.problem import Problem
+from dqnfed.core.problem import Problem, check_norms
 from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import named_tensors
 
@@ -64,6 +64,7 @@ class Policy:
 
 def prepared_with(algorithm: A, policy: Policy, problem: Problem, n_clients: int, cohort_size: int) -> A:
     """Return the prepared method with the policy's bounds on what clients report, where they have an effect on it."""
+    check_norms(problem, type(algorithm).__name__, algorithm.info.problem_kinds)
     prepared = algorithm.prepare(problem, n_clients, cohort_size)
     given = {"rate_bounds": policy.rate_bounds, "drop_share": policy.drop_share}
     bounds: dict[str, Any] = {key: value for key, value in given.items() if value is not None}

@@ -18,7 +18,7 @@ from dqnfed.core.algorithm import hyperparameters
 from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.federation import Federation
 from dqnfed.core.local_work import AnyMethod
-from dqnfed.core.problem import Problem
+from dqnfed.core.problem import BATCH_NORM, Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.core.runners import CohortRunner, looped, vectorised
@@ -57,7 +57,7 @@ class Experiment:
     algorithm: AnyMethod
     problem: Problem
     federation: Federation
-    kind: str  # network | convex
+    kind: str  # network | convex | batch-norm
     own: OwnFederation | None = None  # what was learnt about the columns of the user's table
     truth: Truth | None = None  # where labels were made wrong on purpose; no part of the training
     fingerprint: Mapping[str, str] | None = None  # of the data, where the run is to be kept
@@ -213,7 +213,9 @@ def cast_problem(problem: Problem, dtype: torch.dtype) -> Problem:
 
 def problem_kind(config: Config) -> str:
     """Return what kind of problem this is, for methods that suit only some."""
-    return "convex" if config.data.name == "bowls" else "network"
+    if config.data.name == "bowls":
+        return "convex"
+    return BATCH_NORM if (config.model.model_extra or {}).get("norm") == "batch" else "network"
 
 
 def suitable_algorithms(kind: str) -> list[str]:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from dqnfed.algorithms import OPTIONAL, REFERENCES, REGISTRY
+from dqnfed.algorithms.fedbn import FedBN
 from dqnfed.algorithms.fedrep import FedRep
 from dqnfed.algorithms.jacobian_descent import JD_METHODS
 from dqnfed.core.algorithm import LOCAL_WORK, Cohort, Status, hyperparameters
@@ -124,11 +125,17 @@ def documented() -> dict[str, type[AnyMethod]]:
     return {name: kind for name, kind in known.items() if kind.__module__.startswith("dqnfed.")}
 
 
+PARTS: dict[type[AnyMethod], Traffic] = {
+    FedRep: Traffic("n - h", "h"),  # h numbers of the last layer
+    FedBN: Traffic("n - b", "b"),  # b numbers of BatchNorm layers
+}
+
+
 @cache
 def measured_traffic(kind: type[AnyMethod]) -> Traffic:
     """Return what a client sends in the second round and keeps, measured with all of a few clients taking part."""
-    if kind is FedRep:
-        return Traffic("n - h", "h")  # h numbers of the last layer; the problem below has no other
+    if kind in PARTS:
+        return PARTS[kind]  # of layers that the problem below does not have
     counts = [_floats(kind, n) for n in SIZES]
     return Traffic(formula([up for up, _ in counts]), formula([kept for _, kept in counts]))
 

@@ -56,11 +56,12 @@ def input_type(spec: dict[str, Any]) -> str:
 
 def dense_layers(spec: dict[str, Any], names: list[str]) -> list[dict[str, str | None]]:
     """Return the layers of a dense network by the names of their parameters; none for other models."""
-    if spec["name"] not in DENSE or spec["settings"].get("mean") is not None:
+    settings = spec["settings"]
+    if spec["name"] not in DENSE or settings.get("mean") is not None or settings.get("norm", "none") != "none":
         return []
     stems = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
-    between = spec["settings"].get("activation", "relu")
-    last = "softmax" if spec["settings"].get("double_softmax") else None
+    between = settings.get("activation", "relu")
+    last = "softmax" if settings.get("double_softmax") else None
     activations = [between] * (len(stems) - 1) + [last]
     return [
         {"weight": f"{stem}.weight", "bias": f"{stem}.bias", "activation": activation}

@@ -62,6 +62,7 @@ PREFER = {
     "fairmoo": "a stated variance of the losses is to be kept, and the mean is second",
     "fedce": "contributions of clients are to be estimated and everybody takes part",
     "fedpw": "everybody takes part and parameters on which clients agree should count more",
+    "fedbn": "clients' inputs differ in scale or appearance and the model has BatchNorm layers",
     "fedrep": "clients share features but not labels: each has a last layer of its own",
     "local-only": "you ask what a client reaches without the others",
     "pooled": "you ask what could be reached if all rows were in one place",

@@ -1,4 +1,4 @@
-"""Models without running statistics that vectorise over clients, by name."""
+"""Models that vectorise over clients, by name."""
 
 from typing import Any
 

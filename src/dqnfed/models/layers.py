@@ -1,8 +1,8 @@
-"""Layers without running statistics that several models share."""
+"""Layers that several models share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,3 +48,10 @@ def group_norm(channels: int, groups: int | None) -> nn.GroupNorm:
     if channels % chosen:
         raise ValueError(f"{chosen} groups do not divide {channels} channels; choose a divisor of {channels}.")
     return ImageGroupNorm(chosen, channels)
+
+
+def norm_layers(norm: str, batch_norm: type[nn.Module]) -> Callable[[int], list[nn.Module]]:
+    """Return what stands behind a layer of so many channels: nothing, or BatchNorm."""
+    if norm not in ("none", "batch"):
+        raise ValueError(f"norm must be none or batch, but is {norm!r}.")
+    return lambda channels: [batch_norm(channels)] if norm == "batch" else []

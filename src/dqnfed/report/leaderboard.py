@@ -171,7 +171,8 @@ def _rank_lines(ranked: Ranked, place: int, left_out: Sequence[str]) -> list[str
         f"Ranks of {len(names)} methods, 1 the best, over {', '.join(ranked)}; brackets hold 95 % of the mean ranks "
         "when the seeds of each problem are drawn again. They are about the seeds, not about other problems. By "
         f"Nemenyi's test over all pairs two mean ranks differ at 5 % where they are {difference:.1f} apart ({n} "
-        "blocks of one problem and seed, taken for independent, which seeds of one problem are not quite)."
+        "blocks of one problem and seed, taken for independent, which seeds of one problem are not quite): what lies "
+        "in the figure's shaded band is not told apart from the best."
     )
     if left_out:
         said = ", ".join(f"`{name}`" for name in left_out)
@@ -191,7 +192,7 @@ def _cost(ranked: Ranked, name: str) -> str:
 
 
 def _table(methods: Mapping[str, Mapping[int, Json]], tuned: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    titles = ["method", "mean", "std", "worst 10 %", "worst client", "gain over alone", "clients that gain"]
+    titles = ["method", "mean", "std", "worst 10 %", "worst client", "gain over alone", "not worse than alone"]
     titles += ["rounds to the target", "MiB to it", "KiB up", "passes", "seconds", "chosen of", "seeds"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     alone, target = methods.get("local-only", {}), target_of(methods)
@@ -249,8 +250,14 @@ def _to_target(runs: Mapping[int, Json], target: Mapping[int, float]) -> list[st
 
 
 def _chosen(settings: Mapping[str, float], tried: Mapping[str, float | None]) -> str:
+    """Return the setting that was chosen, of how many, and whether a value beyond those tried may be better."""
     said = ", ".join(f"{key} {value:g}" for key, value in settings.items())
-    return f"{said} of {len(tried)}" if said else "its defaults"
+    if not said:
+        return "its defaults"
+    values = [float(point.rsplit(" ", 1)[1]) for point in tried]
+    ends = {min(values, default=math.nan): "lowest", max(values, default=math.nan): "highest"}
+    end = ends.get(float(f"{next(iter(settings.values())):g}")) if len(values) > 1 else None
+    return f"{said} of {len(tried)}" + (f", the {end}" if end else "")
 
 
 def _number(value: float | None) -> float:
@@ -285,8 +292,10 @@ def _drawn_ranks(by: Mapping[str, tuple[list[str], FloatArray]], difference: flo
             axes = figure.add_subplot(1, len(by), place + 1)
             middle, low, high = found[:, order]
             axes.errorbar(middle, range(len(names)), xerr=[middle - low, high - middle], fmt="o", markersize=3)
-            axes.plot([1, 1 + difference], [-1.6, -1.6], color="#1b2125", linewidth=2)
-            axes.annotate("critical difference", (1, -2.1), fontsize=7, va="bottom")
+            best = float(middle.min())
+            axes.axvspan(best, best + difference, color="#e9ecec", linewidth=0, zorder=0)
+            axes.plot([best, best + difference], [-1.6, -1.6], color="#1b2125", linewidth=2)
+            axes.annotate("critical difference from the best", (best, -2.1), fontsize=7, va="bottom")
             axes.set_ylim(len(names) - 0.4, -3.4)
             labels = [names[k] if place == 0 else "" for k in order]
             axes.set_yticks(range(len(names)), labels, fontsize=7)

@@ -80,6 +80,8 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
     theta, layout = kept_model(setup, state).detach().cpu(), problem.layout
     if setup.algorithm.info.training != "federated":
         summary["training"] = setup.algorithm.info.training
+    if setup.algorithm.info.own_part:
+        summary["own_part"] = setup.algorithm.info.own_part
     if setup.algorithm.info.training == "alone":  # every client has its own, and the server's was never trained
         theta, layout = theta[:0], ()
     if journal.folder is not None:

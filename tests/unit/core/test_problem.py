@@ -94,8 +94,8 @@ def test_scores_ignore_padding(loss: str) -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False), nn.InstanceNorm1d(3, track_running_stats=True)],
-    ids=["batch norm", "batch norm without running statistics", "instance norm with running statistics"],
+    [nn.SyncBatchNorm(3), nn.BatchNorm1d(3, track_running_stats=False), nn.InstanceNorm1d(3, track_running_stats=True)],
+    ids=["synchronised batch norm", "batch norm without running statistics", "instance norm with running statistics"],
 )
 def test_layers_that_mix_examples_are_refused_with_the_way_out(layer: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"'1' \(\w+\) .*nn\.GroupNorm"):

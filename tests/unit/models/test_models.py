@@ -54,6 +54,8 @@ def example_inputs(name: str, shape: tuple[int, ...], settings: Mapping[str, Any
         ("mlp", (64,), 10, {"hidden": [32]}, 64 * 32 + 32 + 32 * 10 + 10),
         ("cnn", (1, 28, 28), 62, {}, 222_078),  # Ditto's FEMNIST model
         ("cnn", (1, 28, 28), 62, {"channels": [32, 64], "hidden": 2048}, 6_603_710),  # LEAF's
+        # FairMOO's: 64 * 76 + 64 * 1601 + 384 * 1601 + 192 * 385 + 10 * 193
+        ("cnn", (3, 32, 32), 10, {"channels": [64, 64], "hidden": [384, 192], "padded": False}, 797_962),
         ("resnet18", (3, 32, 32), 10, {"stem": "imagenet"}, 11_181_642),
         ("resnet18", (3, 32, 32), 10, {}, 11_181_642 - (7 * 7 - 3 * 3) * 3 * 64),
         ("lstm", (80,), 80, {}, 817_872),  # one bias a gate
@@ -234,6 +236,7 @@ def test_resnet50_refuses_weights_of_another_network(tmp_path: Path) -> None:
         ("mlp", (4,), {"activation": "sine"}, "activation must be one of relu, tanh"),
         ("cnn", (4,), {}, "use 'mlp'"),
         ("cnn", (1, 3, 3), {}, "at least 4x4"),
+        ("cnn", (1, 15, 20), {"padded": False}, "at least 16x16"),
         ("resnet18", (3, 8, 8), {"stem": "vgg"}, "stem must be"),
         ("resnet18", (3, 8, 8), {"width": 4, "groups": 3}, "do not divide"),
         ("lstm", (1, 8, 8), {}, "windows of character codes"),

@@ -81,7 +81,7 @@ def test_the_page_says_what_the_lines_say(data: dict[str, Any], tmp_path: Path) 
     assert "| 91.0 ± 1.0 |" in row
     assert "| +21.0 ± 1.0 | 100 % |" in row
     assert "| 2 | 0.00 |" in row  # rounds and MiB to FedAvg's mean, with the same seed
-    assert "| lr 0.1 of 2 |" in row
+    assert "| lr 0.1 of 2, the lowest |" in row
     assert "| `lost` | diverged |" in text
     assert "`broken` could not run: ValueError: too large" in text
     assert "| `half` (1 of 1 runs diverged) | 99.0 |" in text
