@@ -241,11 +241,16 @@ def factor(M: FloatArray, *, rtol: float = 1e-15) -> FloatArray:
 
 
 def _root(M: FloatArray) -> FloatArray:
-    """Return R with R R' = M, by Cholesky's algorithm; where rounding has made M indefinite, by its eigenvectors."""
+    """Return R with R R' = M, by Cholesky's algorithm; with pivots where M is singular or indefinite by rounding."""
+    from scipy.linalg import lapack
+
     try:
         return np.asarray(np.linalg.cholesky(M), dtype=np.float64)
     except np.linalg.LinAlgError:
-        return factor(M)
+        found, places, rank, _ = lapack.dpstrf(M, lower=1)
+        R = np.empty((len(M), rank))
+        R[places - 1] = np.tril(found)[:, :rank]
+        return R
 
 
 def cone_weights(M: FloatArray, r: FloatArray) -> tuple[FloatArray, float]:
