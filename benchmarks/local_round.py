@@ -1,8 +1,8 @@
 """A round of DQN-Fed with local training beside FedAvg's, in one process, a few rounds of each in turn.
 
 OMP_NUM_THREADS=1 python benchmarks/local_round.py            # on a CPU: seconds of processor time
-python benchmarks/local_round.py --block 25 --repeat 40       # on a GPU: wall time of 25 rounds, the GPU's work included
-python benchmarks/local_round.py --profile                    # where the time goes; on a CPU without the clients' threads
+python benchmarks/local_round.py --block 25 --repeat 40       # on a GPU: wall time, its work included
+python benchmarks/local_round.py --profile                    # where the time goes, without the clients' threads
 
 Evaluations are left out. The first rounds, in which the cache of absent clients fills and kernels are chosen, are not
 timed. A ratio is the median over the repeats of the ratio within a repeat: what slows a machine down for a while slows

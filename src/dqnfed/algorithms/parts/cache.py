@@ -126,6 +126,6 @@ class Cache:
         n_stay = max(0, self.size - K)
         if len(stay) > n_stay:
             stay = np.sort(stay[newest_last(client[stay], round[stay])[len(stay) - n_stay :]])
-        if K > self.size:
+        if self.size < K:
             new = np.sort(newest_last(cohort.clients.numpy(), cohort.round)[K - self.size :])
         return stay, new
