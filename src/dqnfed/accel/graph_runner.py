@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from dqnfed.accel.graphs import GraphedFunction, Key
-from dqnfed.accel.replies import GraphReplies
-from dqnfed.accel.reply_stats import packed_stats, stats_plan, unpacked_stats
+from dqnfed.accel.replies import GraphReplies, KeptRows
+from dqnfed.accel.reply_stats import ReplyStats, packed_stats, stats_plan, unpacked_stats
 from dqnfed.accel.transfer import PinnedReadback
 from dqnfed.core.algorithm import Algorithm, AnyAlgorithm
 from dqnfed.core.problem import Problem, Task
@@ -45,11 +46,14 @@ def identity(tasks: Task) -> Task:
     return tasks
 
 
+MAX_KEPT = 4  # matrices of the server with which a graph computes products
+
+
 class GraphedStep:
     """A cohort's client step, captured together with the gathering of its examples and the statistics of its replies.
 
     The first cohort's replies have scalars and norms; products of the fields that the server then asks for are computed
-    from the second one on.
+    from the second one on, those with rows that the server keeps in one tensor, such as a cache, from the third one on.
     """
 
     def __init__(
@@ -69,29 +73,44 @@ class GraphedStep:
         self._readback = PinnedReadback()
         self._wait: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.float64)
         self._gram_fields: tuple[str, ...] = ()
-        self.functions: dict[tuple[str, ...], GraphedFunction] = {}  # by the fields whose products they compute
+        self._asked: dict[str, list[ref[Tensor]]] = {}  # by field: rows that products were last asked with
+        self._kept: list[tuple[str, Tensor]] = []  # field, and rows that came again: a tensor that changes in place
+        self.functions: dict[Key, GraphedFunction] = {}  # by the products that they compute
 
     def run_with_stats(self, tasks: Task, sent: Any, memory: Any) -> Stacked:
         """Return the replies, whose statistics are on their way to the host, and the stacked memories."""
-        fields = self._gram_fields
-        if fields not in self.functions:
-            self.functions[fields] = GraphedFunction(
-                partial(self._step, fields), n_transient=1, on_last=self._send, emulate=self._emulate
-            )
-        values = iter(self.functions[fields](*tensors(tasks), *tensors(sent), *tensors(memory)))
-        updates, kept = (map_tensors(lambda _: next(values), kind) for kind in self._made)
-        plan = stats_plan(updates, self._algorithm.info.nan_ok_fields, fields)
+        fields, kept = self._gram_fields, list(self._kept)
+        key = (fields, *((field, rows.data_ptr()) for field, rows in kept))
+        if key not in self.functions:
+            step = partial(self._step, fields, [field for field, _ in kept])
+            self.functions[key] = GraphedFunction(step, n_transient=1, on_last=self._send, emulate=self._emulate)
+        given = [*tensors(tasks), *tensors(sent), *tensors(memory)]
+        in_place = range(len(given), len(given) + len(kept))
+        values = iter(self.functions[key](*given, *(rows for _, rows in kept), fixed=in_place))
+        updates, memories = (map_tensors(lambda _: next(values), kind) for kind in self._made)
+        beside = by_field(kept)
+        plan = stats_plan(updates, self._algorithm.info.nan_ok_fields, fields, beside)
+        known = {field: [KeptRows(rows, rows._version) for rows in each] for field, each in beside.items()}
         n_replies, wait = n_rows(updates), self._wait
-        return GraphReplies(updates, lambda: unpacked_stats(plan, wait().numpy(), n_replies), self._note_gram), kept
 
-    def _note_gram(self, field: str) -> None:
+        def stats() -> ReplyStats:
+            return unpacked_stats(plan, wait().numpy(), n_replies)
+
+        return GraphReplies(updates, stats, self._note_gram, known), memories
+
+    def _note_gram(self, field: str, others: list[Tensor]) -> None:
         if field not in self._gram_fields:
             self._gram_fields = (*self._gram_fields, field)
+        before, self._asked[field] = self._asked.get(field, []), [ref(rows) for rows in others]
+        for rows in others:
+            is_kept = any(name == field and mine is rows for name, mine in self._kept)
+            if len(rows) and not is_kept and len(self._kept) < MAX_KEPT and any(known() is rows for known in before):
+                self._kept.append((field, rows))
 
     def _send(self, packed: Tensor) -> None:
         self._wait = self._readback.start(packed)
 
-    def _step(self, gram_fields: tuple[str, ...], *given: Tensor) -> Sequence[Tensor]:
+    def _step(self, gram_fields: tuple[str, ...], kept_fields: list[str], *given: Tensor) -> Sequence[Tensor]:
         values = iter(given)
         tasks, sent, memory = (map_tensors(lambda _: next(values), kind) for kind in self._given)
         algorithm, problem = self._algorithm, self._problem
@@ -99,8 +118,9 @@ class GraphedStep:
             self._gathered(tasks), memory
         )
         self._made = [_without_numbers(updates), _without_numbers(kept)]
-        plan = stats_plan(updates, algorithm.info.nan_ok_fields, gram_fields)
-        return [*tensors(updates), *tensors(kept), packed_stats(plan, updates)]
+        beside = by_field(list(zip(kept_fields, values, strict=True)))
+        plan = stats_plan(updates, algorithm.info.nan_ok_fields, gram_fields, beside)
+        return [*tensors(updates), *tensors(kept), packed_stats(plan, updates, beside)]
 
 
 class Graphed:
@@ -133,6 +153,11 @@ class Graphed:
         if key not in self.steps:
             self.steps[key] = GraphedStep(algorithm, problem, tasks, sent, memory, gathered, emulate=self._emulate)
         return self.steps[key].run_with_stats(tasks, sent, memory)
+
+
+def by_field(kept: Sequence[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
+    """Return the rows that products are computed with, by the replies' field."""
+    return {field: [rows for name, rows in kept if name == field] for field, _ in kept}
 
 
 def _without_numbers(record: T) -> T:

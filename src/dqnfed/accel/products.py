@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.maths.gramian import full_precision
 
+FloatArray = NDArray[np.float64]
 BLOCK = 4096  # columns of one product; a single one of few rows would leave most cores or multiprocessors idle
 COLUMNS = 2**20  # columns at once: bounds what is copied
 
@@ -31,9 +34,12 @@ def fast_gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, b
     return torch.cat(found, dim=1).cpu()
 
 
-def fast_cross_products(G: Tensor, H: Tensor) -> Tensor:
-    """Return G H' as a float64 matrix on the CPU."""
-    return device_products(G.detach(), H.detach().to(G.device)).cpu()
+def fast_cross_products(G: Tensor, others: Sequence[Tensor]) -> list[FloatArray]:
+    """Return G H' of several matrices H as float64 on the host, from one transfer."""
+    if not others:
+        return []
+    found = torch.cat([device_products(G.detach(), H.detach().to(G.device)) for H in others], dim=1).cpu().numpy()
+    return np.split(found, np.cumsum([len(H) for H in others])[:-1], axis=1)
 
 
 def device_gramian(G: Tensor, *, block: int = BLOCK) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -50,9 +50,15 @@ class FastReplies(Replies[U]):
         if known is None:
             found: FloatArray = fast_gramian(rows, extra).numpy()
             return found
-        others = [] if extra is None else [extra] if isinstance(extra, Tensor) else extra
-        products = [fast_cross_products(rows, other).numpy() for other in others if len(other)]
-        return np.concatenate([known, *products], axis=1)
+        others = [other for other in listed(extra) if len(other)]
+        products = [self._known_products(field, other) for other in others]
+        unknown = [other for other, ready in zip(others, products, strict=True) if ready is None]
+        computed = iter(fast_cross_products(rows, unknown))  # which a GPU sends together
+        return np.concatenate([known, *(next(computed) if p is None else p for p in products)], axis=1)
+
+    def _known_products(self, field: str, other: Tensor) -> FloatArray | None:
+        """Return the products of a field with these rows of the server where they came with the replies."""
+        return None
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
         rows = super().rows(field)
@@ -80,35 +86,61 @@ class FastReplies(Replies[U]):
         return unpacked_stats(plan, packed_stats(plan, self.updates).cpu().numpy(), len(self))
 
 
+class KeptRows(NamedTuple):
+    """Rows of the server that are one tensor in every round, and the version of its numbers that was read."""
+
+    rows: Tensor  # [M, n]
+    version: int
+
+    def are(self, asked: Tensor) -> bool:
+        """Return whether these are the rows asked for, with the same numbers."""
+        return asked is self.rows and asked._version == self.version
+
+
 class GraphReplies(FastReplies[U]):
     """Replies whose statistics were computed with them in a CUDA graph, and are on their way to the host.
 
-    They are waited for at the first question. `on_gram` is called with every field whose products are asked for, so
-    that the next round's graph can compute them too.
+    They are waited for at the first question. `on_gram` is called with every field whose products are asked for, and
+    the further rows, so that the next round's graph can compute them too; `kept` are rows with which it has.
     """
 
     def __init__(
         self,
         updates: U,
         wait: Callable[[], ReplyStats] = lambda: NO_STATS,
-        on_gram: Callable[[str], None] = lambda _: None,
+        on_gram: Callable[[str, list[Tensor]], None] = lambda *_: None,
+        kept: Mapping[str, Sequence[KeptRows]] | None = None,
     ) -> None:
         super().__init__(updates)
-        self._wait, self._on_gram = wait, on_gram
+        self._wait, self._on_gram, self._kept = wait, on_gram, kept or {}
 
     def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
-        self._on_gram(field)
+        self._on_gram(field, listed(extra))
         return super().gram(field, extra)
 
     def take(self, places: Tensor) -> Self:
         taken = super().take(places)
-        taken._on_gram = self._on_gram
+        taken._on_gram, taken._kept = self._on_gram, self._kept
         return taken
 
     def scaled(self, factors: Tensor, fields: tuple[str, ...]) -> Self:
         scaled = super().scaled(factors, fields)
-        scaled._on_gram = self._on_gram
+        scaled._on_gram, scaled._kept = self._on_gram, self._kept
         return scaled
+
+    def _known_products(self, field: str, other: Tensor) -> FloatArray | None:
+        products, first = self.stats.beside.get(field), 0
+        for kept in self._kept.get(field, ()) if products is not None else ():
+            last = first + len(kept.rows)
+            if kept.are(other):
+                return products[:, first:last]
+            first = last
+        return None
 
     def _computed_stats(self) -> ReplyStats:
         return self._wait()
+
+
+def listed(extra: Tensor | Sequence[Tensor] | None) -> list[Tensor]:
+    """Return the further rows of a question about products, as matrices."""
+    return [] if extra is None else [extra] if isinstance(extra, Tensor) else list(extra)

@@ -278,7 +278,7 @@ class DQNFed(DescentSettings):
         _, _, length, caching, _, votes, *_ = self.parts
         K, norm, n_steps = rows.K, float(server.search.norm), int(server.n_steps)
         state, cache, losses = server.votes, server.cache, rows.losses[: rows.K]
-        n_known = int(state.losses.isfinite().index_fill(0, votes.places(state, cohort), True).sum())
+        n_known = votes.n_known(state, cohort)
         mean_norm = mean_step_norm(rows.GG[:K, :K], rows.rates[:K])
         if self.step == "votes":
             state, share = votes.counted(state, rows.along, losses, cohort, n_steps, n_known)

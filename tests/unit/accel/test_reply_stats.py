@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dqnfed.accel.replies import FastReplies, GraphReplies
+from dqnfed.accel.replies import FastReplies, GraphReplies, KeptRows
 from dqnfed.accel.reply_stats import ReplyStats, StatsPlan, packed_stats, stats_plan, unpacked_stats
 from dqnfed.core.algorithm import Info
 from dqnfed.core.replies import Replies
@@ -60,8 +60,8 @@ def with_stats(given: Update) -> GraphReplies[Update]:
 
 def test_the_plan_follows_from_the_fields() -> None:
     plan = stats_plan(updates(), NAN_OK, ("gradient",))
-    assert plan == StatsPlan(("rate", "inner.share"), ("kernel",), ("gradient",))  # its products have the norms
-    assert stats_plan(updates(), NAN_OK) == StatsPlan(("rate", "inner.share"), ("gradient", "kernel"), ())
+    assert plan == StatsPlan(("rate", "inner.share"), ("kernel",), ("gradient",), (0,))  # its products have the norms
+    assert stats_plan(updates(), NAN_OK) == StatsPlan(("rate", "inner.share"), ("gradient", "kernel"), (), ())
     of_numbers = stats_plan(updates(), NAN_OK, ("rate", "n_seen", "change", "unknown"))
     assert of_numbers == stats_plan(updates(), NAN_OK)
 
@@ -201,7 +201,29 @@ def test_statistics_are_waited_for_at_the_first_question_and_once() -> None:
 
 def test_the_fields_whose_products_are_asked_for_are_noted() -> None:
     given, asked = updates(), list[str]()
-    replies = GraphReplies(given, lambda: stats_of(given), asked.append)
+    replies = GraphReplies(given, lambda: stats_of(given), lambda field, _: asked.append(field))
     replies.gram("gradient")
     replies.take(torch.tensor([0, 1])).scaled(torch.ones(2, dtype=torch.float64), CLIPPED).gram("kernel")
     assert asked == ["gradient", "kernel"]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("asks", ["all", "two of them", "scaled"])
+def test_products_with_rows_of_the_server_come_with_the_replies(asks: str, *, changes: bool) -> None:
+    """Where the rows have changed since then, the products are computed when they are asked for."""
+    given, rows, more = updates(), torch.randn(3, 7, dtype=torch.float64), torch.randn(2, 7, dtype=torch.float64)
+    beside = {"gradient": [rows]}
+    plan = stats_plan(given, NAN_OK, ("gradient",), beside)
+    stats = unpacked_stats(plan, packed_stats(plan, given, beside).numpy(), 5)
+    kept = {"gradient": [KeptRows(rows, rows._version)]}
+    if changes:
+        rows.index_fill_(0, torch.tensor([1]), 2.0)
+    plain: Replies[Update] = Replies(given)
+    known: Replies[Update] = GraphReplies(given, lambda: stats, kept=kept)
+    if asks == "two of them":
+        plain, known = (replies.take(torch.tensor([1, 3])) for replies in (plain, known))
+    if asks == "scaled":
+        factors = torch.rand(5, dtype=torch.float64)
+        plain, known = (replies.scaled(factors, CLIPPED) for replies in (plain, known))
+    for extra in (rows, (rows, more), (more, rows), (rows.clone(), more[:0])):
+        np.testing.assert_allclose(known.gram("gradient", extra), plain.gram("gradient", extra), rtol=1e-12, atol=1e-12)

@@ -17,7 +17,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.seeds import newest_last
-from dqnfed.maths.gramian import cross_products
+from dqnfed.maths.gramian import combine, cross_products
 
 IntArray = NDArray[np.int64]
 LEAST = 0.3  # of a rate stays when all of it was reached: a client that is asked again wants more
@@ -28,19 +28,13 @@ FREE = -1  # the number of the client whose slot nobody has
 class CacheState(NamedTuple):
     """S slots, each free or with one client's last reply; rows lie where theta is, the numbers on the host."""
 
-    rows: Tensor  # [S, n]     gradients, or model changes of local training
+    rows: Tensor  # [S, n]     gradients, or model changes of local training; zeros in slots that were always free
     rate: Tensor  # [S]        the decrease that the client asked for then
     reached: Tensor  # [S]     g_j'(theta_j - theta): what the model has brought of it since
     loss: Tensor  # [S]        at the model of that time
     client: Tensor  # [S]      FREE: nobody's
     round: Tensor  # [S]       of the reply
     products: Tensor  # [S, S] of the rows with each other
-
-    @property
-    def used(self) -> Tensor:
-        """The rows up to the last slot that is not free, [R, n]."""
-        taken = np.flatnonzero(self.client.numpy() != FREE)
-        return self.rows[: int(taken[-1]) + 1 if len(taken) else 0]
 
 
 class Cut(NamedTuple):
@@ -70,7 +64,8 @@ class Cache:
     def absent(self, state: CacheState, cohort: Cohort) -> IntArray:
         """Return the slots of clients that are not in the cohort."""
         client = state.client.numpy()
-        return np.flatnonzero((client != FREE) & ~np.isin(client, cohort.clients.numpy()))
+        is_here = (client[:, None] == cohort.clients.numpy()).any(1)
+        return np.flatnonzero((client != FREE) & ~is_here)
 
     def rates(self, state: CacheState, absent: IntArray) -> FloatArray:
         """Return what is left of the rates in these slots."""
@@ -79,11 +74,10 @@ class Cache:
         return np.asarray(rate * np.clip(left, LEAST, 1.0))
 
     def combine(self, state: CacheState, absent: IntArray, weights: FloatArray) -> Tensor:
-        """Return the weighted sum of the rows in these slots; most weights are zero, and their rows are not read."""
-        total, active = torch.zeros_like(state.rows[0]), weights.nonzero()[0]
-        for slot, weight in zip(absent[active].tolist(), weights[active].tolist(), strict=True):
-            total.add_(state.rows[slot], alpha=weight)
-        return total
+        """Return the weighted sum of the rows in these slots; hardly any weight is zero, so that all rows are read."""
+        of_slots = np.zeros(self.size)
+        of_slots[absent] = weights
+        return combine(torch.from_numpy(of_slots), state.rows)
 
     def moved(self, state: CacheState, change: FloatArray) -> CacheState:
         """Return the cache after a step that changes g_j'(theta_j - theta) by `change` [S]."""
@@ -91,46 +85,47 @@ class Cache:
 
     def moved_by(self, state: CacheState, move: Tensor) -> CacheState:
         """Return the cache after theta became theta + move."""
-        change = np.zeros(self.size)
-        change[: len(state.used)] = -cross_products(state.used, move[None]).numpy()[:, 0]
-        return self.moved(state, change)
+        return self.moved(state, -cross_products(state.rows, move[None]).numpy()[:, 0])
 
     def insert(
         self, state: CacheState, cohort: Cohort, replies: Replies[Any], cut: Cut, products: FloatArray
     ) -> CacheState:
         """Return the cache with the cohort's replies; the oldest others are dropped where it would overflow.
 
-        `products` [K, K + R] are those of the replies with each other and with the rows of the slots in use.
+        `products` [K, K + S] are those of the replies with each other and with the rows of all slots.
         """
         stay, chosen = self._kept(state, cohort)
-        slots = np.setdiff1d(np.arange(self.size), stay)[: len(chosen)]
-        among, n_used, K = state.products.numpy().copy(), len(state.used), len(cohort.clients)
-        among[slots, :n_used] = products[chosen, K:]
-        among[:n_used, slots] = products[chosen, K:].T
+        is_free, among, K = np.ones(self.size, dtype=np.bool_), state.products.numpy().copy(), len(cohort.clients)
+        is_free[stay] = False
+        slots = np.flatnonzero(is_free)[: len(chosen)]
+        among[slots] = products[chosen, K:]
+        among[:, slots] = products[chosen, K:].T
         among[np.ix_(slots, slots)] = products[np.ix_(chosen, chosen)]
-        client = torch.full_like(state.client, FREE)
-        client[stay] = state.client[stay]
-        there, new = torch.from_numpy(slots), torch.from_numpy(chosen)
 
-        def replaced(values: Tensor, by: FloatArray) -> Tensor:
-            return values.index_copy(0, there, torch.from_numpy(by)[new])
+        def replaced(values: Tensor, by: FloatArray | IntArray) -> Tensor:
+            changed = values.numpy().copy()
+            changed[slots] = by[chosen]
+            return torch.from_numpy(changed)
 
+        freed = np.where(is_free, FREE, state.client.numpy())
         return CacheState(
-            replies.put("gradient", new, state.rows, there),
+            replies.put("gradient", torch.from_numpy(chosen), state.rows, torch.from_numpy(slots)),
             replaced(state.rate, cut.rates),
             replaced(state.reached, cut.reached),
             replaced(state.loss, cut.losses),
-            client.index_copy(0, there, cohort.clients[new]),
-            state.round.index_fill(0, there, cohort.round),
+            replaced(torch.from_numpy(freed), cohort.clients.numpy()),
+            replaced(state.round, np.full(K, cohort.round)),
             torch.from_numpy(among),
         )
 
     def _kept(self, state: CacheState, cohort: Cohort) -> tuple[IntArray, IntArray]:
-        """Return which slots keep their rows and which replies are kept: the newest ones."""
+        """Return which slots keep their rows and which replies are kept, ascending: the newest ones."""
         K, client, round = len(cohort.clients), state.client.numpy(), state.round.numpy()
-        stay = self.absent(state, cohort)
+        stay, new = self.absent(state, cohort), np.arange(K)
         stay = stay[cohort.round - round[stay] < SWEEPS * -(-cohort.n_clients // K)]
-        n_stay = min(len(stay), max(0, self.size - K))
-        stay = stay[newest_last(client[stay], round[stay])[len(stay) - n_stay :]]
-        newest = newest_last(cohort.clients.numpy(), cohort.round)[max(0, K - self.size) :]
-        return np.sort(stay), np.sort(newest)
+        n_stay = max(0, self.size - K)
+        if len(stay) > n_stay:
+            stay = np.sort(stay[newest_last(client[stay], round[stay])[len(stay) - n_stay :]])
+        if self.size < K:
+            new = np.sort(newest_last(cohort.clients.numpy(), cohort.round)[K - self.size :])
+        return stay, new

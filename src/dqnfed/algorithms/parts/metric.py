@@ -101,7 +101,7 @@ class Rows(NamedTuple):
     rates: FloatArray  # [K + A]
     losses: FloatArray  # [K + A]
     absent: IntArray  # [A] slots of the cache
-    on_cache: FloatArray  # [K, K + R] products of the replies with each other and with the rows of slots in use
+    on_cache: FloatArray  # [K, K + S] products of the replies with each other and with the rows of all slots
     along: FloatArray  # [K] products with the last step
 
 
@@ -115,9 +115,9 @@ def gathered_rows(
 ) -> Rows:
     """Return the rows that the step is made for; what the replies ask for is `wanted_rates` of them."""
     cache, pairs, K = server.cache, server.metric.pairs, len(replies)
-    used, last = cache.used if parts.cache.size else cache.rows, server.theta_before - server.theta
-    products = replies.gram("gradient", (used, last[None], pairs.s, pairs.y))
-    on_cache, along, on_pairs = np.split(products, [K + len(used), K + len(used) + 1], axis=1)
+    n_beside, last = K + len(cache.rows), server.theta_before - server.theta
+    products = replies.gram("gradient", (cache.rows, last[None], pairs.s, pairs.y))
+    on_cache, along, on_pairs = np.split(products, [n_beside, n_beside + 1], axis=1)
     GG, absent = on_cache[:, :K], np.zeros(0, dtype=np.int64)
     left = others = np.zeros(0)
     if parts.cache.size:
@@ -127,7 +127,7 @@ def gathered_rows(
         GG = bordered(GG, on_cache[:, K + absent], among)
         others = cache.rate.numpy()[absent] / np.maximum(np.diagonal(among), np.finfo(np.float64).tiny)
         if len(pairs.s):
-            of_cached = cross_products(used, torch.cat([pairs.s, pairs.y])).numpy()
+            of_cached = cross_products(cache.rows, torch.cat([pairs.s, pairs.y])).numpy()
             on_pairs = np.concatenate([on_pairs, of_cached[absent]])
     rates = wanted_rates(replies, np.diagonal(GG)[:K], others, losses - float(server.votes.floor))
     return Rows(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dqnfed.algorithms.parts.cache import IntArray
 from dqnfed.algorithms.parts.messages import VotesState
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import FloatArray
@@ -71,17 +72,30 @@ class Votes:
         losses, starts, depths = moved(state.losses, nan), moved(state.starts, nan), moved(state.depths, 0)
         return state._replace(losses=losses, depths=depths, starts=starts, clients=clients)
 
-    def places(self, state: VotesState, cohort: Cohort) -> Tensor:
+    def places(self, state: VotesState, cohort: Cohort) -> IntArray:
         """Return where the numbers of a seated cohort are."""
-        return torch.searchsorted(state.clients, cohort.clients) if len(state.clients) else cohort.clients
+        here, seated = cohort.clients.numpy(), state.clients.numpy()
+        return np.searchsorted(seated, here) if len(seated) else here
+
+    def n_known(self, state: VotesState, cohort: Cohort) -> int:
+        """Return of how many clients there is a reply, those of the cohort included."""
+        known = np.isfinite(state.losses.numpy())
+        known[self.places(state, cohort)] = True
+        return int(np.count_nonzero(known))
 
     def record(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> VotesState:
         """Return the state with the losses of this round."""
-        values, here = torch.from_numpy(losses) - state.floor, self.places(state, cohort)
+        values, here, depth = losses - float(state.floor), self.places(state, cohort), int(state.depth)
+
+        def replaced(before: Tensor, by: FloatArray | int) -> Tensor:
+            changed = before.numpy().copy()
+            changed[here] = by
+            return torch.from_numpy(changed)
+
         return state._replace(
-            losses=state.losses.index_copy(0, here, values),
-            depths=state.depths.index_fill(0, here, int(state.depth)),
-            starts=state.starts if int(state.depth) else state.starts.index_copy(0, here, values),
+            losses=replaced(state.losses, values),
+            depths=replaced(state.depths, depth),
+            starts=state.starts if depth else replaced(state.starts, values),
         )
 
     def tells_all(self, cohort: Cohort) -> bool:
@@ -97,10 +111,10 @@ class Votes:
             return 1.0
         exact = self.gradients and not self.robust  # robust losses do not tell a rise by less than JUMP_ALL
         jump = (JUMP_EXACT if exact else JUMP_ALL) if self.tells_all(cohort) else JUMP
-        here, usual = self.places(state, cohort), float(state.losses.nanmean())
-        known, steps = state.losses[here].numpy(), int(state.depth) - state.depths[here].numpy()
-        is_known = np.isfinite(known)
-        before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
+        here, all_losses = self.places(state, cohort), state.losses.numpy()
+        known, steps = all_losses[here], int(state.depth) - state.depths.numpy()[here]
+        usual, is_known = _known_mean(all_losses), np.isfinite(known)
+        before = np.where(is_known, known, max(usual, _known_mean(state.starts.numpy())))
         ratio = loss_ratio(losses - float(state.floor), before, least=usual, robust=self.robust)
         since = max(1.0, float(np.where(is_known, steps, int(state.depth)).mean()))  # 0 after a held round
         if ratio <= 1.0 + (jump - 1.0) * since:
@@ -113,12 +127,11 @@ class Votes:
         Where they were low until the last step, it is enough to take that step back. While few clients are known one
         that is asked for the first time counts with the largest loss that is known of the start model.
         """
-        here = self.places(state, cohort)
-        starts, before = state.starts[here].numpy(), state.losses[here].numpy()
-        known = state.starts[state.starts.isfinite()]
+        all_starts, all_losses, here = state.starts.numpy(), state.losses.numpy(), self.places(state, cohort)
+        starts, before, known = all_starts[here], all_losses[here], all_starts[np.isfinite(all_starts)]
         if float(state.alpha) == 0.0 or bool(state.is_back) or not len(known):
             return False
-        if int(state.losses.isfinite().sum()) < enough_clients(cohort.n_clients):
+        if np.count_nonzero(np.isfinite(all_losses)) < enough_clients(cohort.n_clients):
             starts = np.where(np.isfinite(starts) | np.isfinite(before), starts, float(known.max()))
         counts = np.isfinite(starts)
         lower = np.fmin(losses - float(state.floor), before)[counts]  # NaN: no reply since the last restart
@@ -139,7 +152,7 @@ class Votes:
         """Return the state after the votes on the last step, and the share of those for longer ones (NaN: no vote)."""
         if float(state.alpha) == 0.0 or bool(state.is_back):
             return state, nan
-        known, now = state.losses[self.places(state, cohort)].numpy(), losses - float(state.floor)
+        known, now = state.losses.numpy()[self.places(state, cohort)], losses - float(state.floor)
         share, again = votes_for_longer(along, now, known), np.isfinite(known)
         log_m = float(state.log_m) + max(GAIN, 1.0 / n_steps) * (share - 0.5)
         rise = RISE_ALL if self.tells_all(cohort) and not self.robust else RISE
@@ -169,3 +182,9 @@ class Votes:
         if self.gradients and n_known < enough:  # the second factor: the same clients were asked again
             alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
         return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha
+
+
+def _known_mean(losses: FloatArray) -> float:
+    """Return the mean of those that are known; NaN where none is."""
+    known = losses[np.isfinite(losses)]
+    return float(known.mean()) if len(known) else nan

@@ -66,7 +66,7 @@ def inserted(
     state: CacheState, G: Tensor, *clients: int, when: int, size: int = MOST, n_clients: int = N_CLIENTS
 ) -> CacheState:
     """Return the cache after a round; a reply's rate is its client's number, its loss the round, its credit a half."""
-    products = (G @ torch.cat([G, state.used]).T).numpy()
+    products = (G @ torch.cat([G, state.rows]).T).numpy()
     rates, round = np.array(clients, dtype=np.float64), np.full(len(G), float(when))
     present = Cohort(torch.tensor(clients), torch.ones(len(clients)), n_clients, when)
     return Cache(size).insert(state, present, replies(G, rates.tolist()), Cut(rates, rates / 2, round), products)
@@ -356,7 +356,7 @@ def test_how_many_are_kept(settings: dict[str, int], cohort_size: int, kept: int
     method = DQNFed(**settings).prepare(problem, N_CLIENTS, cohort_size)  # type: ignore[arg-type]
     server = method.init_server(problem, N_CLIENTS)
     assert server.cache.rows.shape == (kept, 5)
-    assert len(server.cache.used) == 0
+    assert bool((server.cache.client == FREE).all())
     assert method.cached_clients == kept
     assert method.prepare(problem, N_CLIENTS, cohort_size) == method
 
