@@ -57,6 +57,9 @@ def device_products(G: Tensor, H: Tensor, *, block: int = BLOCK) -> Tensor:
             columns = slice(start, start + COLUMNS)
             left = G[:, columns].to(dtype)
             right = left if H is G else H[:, columns].to(dtype)
+            if len(right) == 1 and right.device.type != "cpu":  # two launches
+                parts.append((left * right).sum(1, keepdim=True, dtype=torch.float64))
+                continue
             n_blocks, rest = divmod(left.shape[1], block)
             if n_blocks:  # all in one launch
                 whole = n_blocks * block

@@ -200,8 +200,9 @@ class DQNFed(DescentSettings):
     def _descend(self, server: DescentServer, replies: Replies[Any], cohort: Cohort) -> Step:
         """Find the step u for everybody who is trusted, then its length."""
         _, metric, length, caching, trust, votes, *_ = self.parts
-        everyone, all_replies, move = cohort, replies, server.theta - server.theta_before
+        everyone, all_replies = cohort, replies
         if self.drop_share:
+            move = server.theta - server.theta_before
             server = server._replace(trust=trust.check_replies(server.trust, replies, cohort, move))
             replies, cohort = trust.without_untrusted(server.trust, replies, cohort)
             cohort = trust.believed(cohort)
@@ -215,8 +216,8 @@ class DQNFed(DescentSettings):
             here = torch.ones(len(replies), dtype=torch.bool)
             mean = metric.mean(server.metric, replies, cohort, here, everyone.n_clients)
             return phases.retreated(self.parts, server, mean, factor)
-        if int(server.n_steps):
-            change = metric.change(server.metric, replies, cohort)
+        if int(server.n_steps) and (change := metric.change(server.metric, replies, cohort)) is not None:
+            move = server.theta - server.theta_before
             server = server._replace(metric=metric.learn(server.metric, move, change))
         rows = gathered_rows(self.parts, server, replies, cohort, losses, self.wanted_rates)
         found = self._weights(server, rows, everyone)

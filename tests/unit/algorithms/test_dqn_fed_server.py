@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.algorithms.dqn_fed import DQNFed
+from dqnfed.algorithms.parts.cache import FREE
 from dqnfed.algorithms.parts.messages import DescentUpdate, LocalUpdate, Trial, TrialUpdate
 from dqnfed.core.algorithm import Cohort, Status
 from dqnfed.core.problem import Problem
@@ -206,7 +207,7 @@ def test_a_run_that_is_above_its_start_returns_there(n_clients: int) -> None:
     assert back.status is Status.NEXT
     assert torch.equal(back.server.theta, start)
     assert not torch.equal(before.server.theta, start)
-    assert len(back.server.cache.used) == 0
+    assert bool((back.server.cache.client == FREE).all())
     assert bool(back.server.votes.losses.isnan().all())
     last = before.server
     assert float(back.server.votes.log_m) == pytest.approx(float(last.votes.log_m) - math.log(4.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import nan
 from typing import Any, NamedTuple
 
@@ -56,9 +57,7 @@ class Length:
 
     def no_search(self, theta: Tensor) -> Search:
         """Return the state between searches."""
-        empty, mean = torch.zeros(0, dtype=torch.float64), Mean(theta.new_zeros(0), torch.zeros(0, dtype=torch.bool))
-        zero = torch.zeros((), dtype=torch.float64)
-        return Search(theta.new_zeros(0), zero, mean, empty, empty, empty, zero, zero.long())
+        return _no_search(theta.dtype, theta.device)
 
     def by_rule(self, norm: float, mean_norm: float, round: int) -> float:
         """Return alpha without curvature; `mean_norm` is the length of the mean update."""
@@ -105,6 +104,13 @@ class Parts(NamedTuple):
     votes: Votes
     goes_beyond: bool  # whether a step may lower the mean where none serves everybody
     keeps_model: bool  # whether clients keep the model of their last reply and their gradient there
+
+
+@lru_cache(maxsize=8)  # asked for in every round
+def _no_search(dtype: torch.dtype, device: torch.device) -> Search:
+    nothing, empty = torch.zeros(0, dtype=dtype, device=device), torch.zeros(0, dtype=torch.float64)
+    zero, mean = torch.zeros((), dtype=torch.float64), Mean(nothing, torch.zeros(0, dtype=torch.bool))
+    return Search(nothing, zero, mean, empty, empty, empty, zero, zero.long())
 
 
 def searching(server: DescentServer, length: float, trials: int, notes: Notes) -> Step:
