@@ -3,12 +3,15 @@ r"""Every network method tuned alike and run with five seeds; the lines behind d
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --jobs 2
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --methods mine  # by an entry point
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --device cuda \
+        --stored docs/results/data/leaderboard.json \
         --problems mnist-by-writer,cifar10-mlp --methods best:10  # of the small problems, and every form of DQN-Fed
-    python -m dqnfed.report.results leaderboard --from runs/leaderboard.jsonl --hardware "..."
+    python -m dqnfed.report.results leaderboard --from docs/results/data/leaderboard.json runs/leaderboard.jsonl \
+        --hardware "..."
 
 First four values of one setting of every method, one seed, on validation data; then the best of them with five seeds
 on test data, the model kept that has the lowest validation loss. Lines are appended as runs end, and what is in the
-file is not run again: a call that is cut short, or has `--seconds`, goes on where it was. The runs of one problem and
+file is not run again: a call that is cut short, or has `--seconds`, goes on where it was. `--stored` names the page's
+summary, whose runs need not be run again either. The runs of one problem and
 seed come together, so that a process keeps its federation, and the longest of them come first.
 """
 
@@ -84,7 +87,7 @@ def best_methods(count: int, lines: list[Task]) -> list[str]:
     if missing := set(ON_CPU) - problems.keys():
         raise ValueError(
             f"the best methods are those of {', '.join(ON_CPU)}, and --out has no run of {', '.join(sorted(missing))}; "
-            "run these problems first, or name the methods."
+            "run these problems first, give --stored, or name the methods."
         )
     return by_rank({problem: comparable(methods) for problem, methods in problems.items()})[:count]
 
@@ -210,6 +213,14 @@ def longest_first(todo: list[Task], lines: list[Task]) -> list[Task]:
     return sorted(todo, key=lambda t: (-total[t["problem"]], t["problem"], t["seed"], -expected[pair(t)]))
 
 
+def known_lines(given: Any) -> list[Task]:
+    """Return the lines of the file, and those of the stored summary, whose trials had the tuning seed."""
+    from dqnfed.report.leaderboard import lines_in
+
+    stored = [] if given.stored is None else [{"seed": TUNING_SEED, **line} for line in lines_in(given.stored)]
+    return [*stored, *read_lines(given.out)]
+
+
 def key(task: Task) -> str:
     """Return what identifies a task."""
     return json.dumps([task[name] for name in ("kind", "problem", "method", "seed", "settings")])
@@ -225,6 +236,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5, help="the first so many")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--stored", type=Path, help="the page's summary, to go on from")
     parser.add_argument("--seconds", type=float, default=math.inf, help="runs that would end later are not begun")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
@@ -232,17 +244,17 @@ def main() -> None:
     if unknown := set(problems) - PROBLEMS.keys():
         parser.error(f"there is no problem {sorted(unknown)[0]}; there are {', '.join(PROBLEMS)}.")
     try:
-        methods = methods_of(given.methods, read_lines(given.out))
+        methods = methods_of(given.methods, known_lines(given))
     except ValueError as error:
         parser.error(str(error))
     for kind in ("tune", "test"):
-        lines = read_lines(given.out)
+        lines = known_lines(given)
         done = {key(line) for line in lines}
         todo = [task for task in tasks(kind, lines, problems, methods, given) if key(task) not in done]
         left = given.seconds - (time.monotonic() - begin)
         known = durations(lines, given.device)
         run_all(longest_first(todo, lines), outcome, given.out, jobs=given.jobs, seconds=left, known=known)
-        done = {key(line) for line in read_lines(given.out)}
+        done = {key(line) for line in known_lines(given)}
         if waiting := sum(key(task) not in done for task in todo):
             sys.exit(f"{waiting} runs of '{kind}' are left; the same command goes on.")
 

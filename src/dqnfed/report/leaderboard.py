@@ -26,9 +26,40 @@ KEPT = (
 )  # fmt: skip
 
 
+def lines_in(path: Path) -> list[Json]:
+    """Return the lines of a file, or those that a stored summary (.json) was made of, as far as it kept them."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".json":
+        return [json.loads(line) for line in text.splitlines() if line]
+    data = json.loads(text)
+    trials = [
+        {
+            "kind": "tune",
+            "problem": problem,
+            "method": method,
+            "settings": point_named(name),
+            "accuracy": {"mean": mean},
+        }
+        for problem, methods in data["tuned"].items()
+        for method, points in methods.items()
+        for name, mean in points.items()
+    ]
+    return [*trials, *({"kind": "test", **run} for run in data["runs"])]
+
+
+def point_name(settings: Mapping[str, float]) -> str:
+    """Return the name of a trial's settings."""
+    return ", ".join(f"{key} {value:g}" for key, value in settings.items())
+
+
+def point_named(name: str) -> dict[str, float]:
+    """Return the settings that a trial's name says."""
+    return {key: float(value) for key, value in (part.split(" ") for part in name.split(", ") if part)}
+
+
 def collected(sources: Iterable[Path], *, command: str, hardware: str, commit: str) -> Json:
     """Return the summary of the lines; of a run that is there twice, the later one counts."""
-    lines = [json.loads(line) for path in sources for line in path.read_text(encoding="utf-8").splitlines() if line]
+    lines = [line for path in sources for line in lines_in(path)]
     runs: dict[tuple[str, str, int], Json] = {}
     tuned: dict[str, dict[str, dict[str, float | None]]] = {}
     refused: dict[str, dict[str, str]] = {}
@@ -37,8 +68,8 @@ def collected(sources: Iterable[Path], *, command: str, hardware: str, commit: s
         if "error" in line:
             refused.setdefault(problem, {})[method] = line["error"]
         elif line["kind"] == "tune":
-            point = ", ".join(f"{key} {value:g}" for key, value in line["settings"].items())
-            tuned.setdefault(problem, {}).setdefault(method, {})[point] = line["accuracy"]["mean"]
+            point, mean = point_name(line["settings"]), line["accuracy"]["mean"]
+            tuned.setdefault(problem, {}).setdefault(method, {})[point] = mean
         else:
             runs[problem, method, line["seed"]] = {key: line[key] for key in KEPT}
     if not runs:

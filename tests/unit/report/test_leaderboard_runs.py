@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,3 +53,23 @@ def test_what_took_longer_than_is_left_is_not_begun() -> None:
     assert clock.leaves_time_for(("heart", "new"))
     clock.add(("heart", "new"), 2000.0)
     assert not clock.leaves_time_for(("heart", "new"))
+
+
+def test_a_stored_summary_is_gone_on_from(tmp_path: Path) -> None:
+    from dqnfed.report.leaderboard import KEPT, collected
+
+    trial = {
+        **line("heart", "term", 60.0, seed=leaderboard.TUNING_SEED),
+        "kind": "tune",
+        "settings": {"lr": 0.025, "t": 1.0},
+    }
+    test = {**dict.fromkeys(KEPT), **line("heart", "term", 62.0, seed=3)}
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps(one) + "\n" for one in (trial, test)))
+    stored = tmp_path / "stored.json"
+    first = collected([lines], command="c", hardware="h", commit="x")
+    stored.write_text(json.dumps(first))
+    known = leaderboard.known_lines(SimpleNamespace(stored=stored, out=tmp_path / "none.jsonl"))
+    assert {leaderboard.key(one) for one in known} == {leaderboard.key(one) for one in (trial, test)}
+    assert leaderboard.best_of(known, "heart", "term") == {"lr": 0.025, "t": 1.0}
+    assert collected([stored], command="c", hardware="h", commit="x") == first

@@ -49,7 +49,14 @@ def line(algorithm: str, seed: int, mean: float | None, **more: Any) -> dict[str
     """Return a run's line with a curve that reaches its mean in steps of a tenth."""
     accuracy = {"mean": mean, "std": 3.0, "worst10": mean}
     curve = [] if mean is None else [[r, round(mean * min(1.0, r / 10), 2)] for r in range(1, 11)]
-    common = {"kind": "test", "experiment": "small", "trial": {}, "numerics": 2, "personal": False, "status": "finished"}
+    common = {
+        "kind": "test",
+        "experiment": "small",
+        "trial": {},
+        "numerics": 2,
+        "personal": False,
+        "status": "finished",
+    }
     cost = {"rounds": 10, "participants": 2.0, "passes": 20.0, "bytes_up": 2048, "seconds": 1.0}
     shares = {"improved": 0.5, "improved_late": 0.5, "improved_curve": [], "clients": [], "settings": {}, "train": {}}
     place = {"algorithm": algorithm, "seed": seed, "accuracy": accuracy, "late": accuracy, "curve": curve}
