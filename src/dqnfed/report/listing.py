@@ -113,7 +113,10 @@ def evidence_table(folder: Path) -> list[str]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if path.stem in (LEADERBOARD, *AGAIN):
             continue
-        for name, runs in by_experiment(data["runs"]).items():
+        for name, found in by_experiment(data["runs"]).items():
+            runs = found
+            if "trials" not in data:  # the page's own table is that of the last round
+                runs = [{key: value for key, value in run.items() if key != "late"} for run in runs]
             methods = tuned_page.ranked(runs)
             if len(methods) >= FEWEST_METHODS and set(COMPARED) <= methods.keys():
                 lines.append(evidence(path.stem, name, methods, data))

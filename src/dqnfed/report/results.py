@@ -122,7 +122,8 @@ def with_block(page: str, text: str) -> str:
 
 def unmeasured_block(table: str, folder: Path) -> str:
     """Return what a page says that has no stored run: how to measure it, and the budget written first."""
-    said = f"Not measured yet: no run is stored. `make results TABLE={table} RUN=1` measures it, in slices that resume."
+    command = "make leaderboard" if table == LEADERBOARD else f"make results TABLE={table} RUN=1"
+    said = f"Not measured yet: no run is stored. `{command}` measures it, in slices that resume."
     if table in tuned.declared_names(folder):
         said += f"\n\nBudget, written first: {tuned.declared(table, folder).budget}."
     return said

@@ -23,6 +23,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 tool = import_module("tuned_tables")
 RESULTS = ROOT / "docs" / "results"
 TABLES = tuned.declared_names(RESULTS)
+LIKE_SETUP_1 = {"mnist-by-writer", "mnist-by-writer-skewed", "cifar10-setup2-cnn"}  # the same methods and trials
 UNTRIED = {"dqn-fed"}  # at its defaults; tuned it is another row
 DECLARATION = """
 [rows]
@@ -49,7 +50,14 @@ def line(algorithm: str, seed: int, mean: float | None, **more: Any) -> dict[str
     """Return a run's line with a curve that reaches its mean in steps of a tenth."""
     accuracy = {"mean": mean, "std": 3.0, "worst10": mean}
     curve = [] if mean is None else [[r, round(mean * min(1.0, r / 10), 2)] for r in range(1, 11)]
-    common = {"kind": "test", "experiment": "small", "trial": {}, "numerics": 2, "personal": False, "status": "finished"}
+    common = {
+        "kind": "test",
+        "experiment": "small",
+        "trial": {},
+        "numerics": 2,
+        "personal": False,
+        "status": "finished",
+    }
     cost = {"rounds": 10, "participants": 2.0, "passes": 20.0, "bytes_up": 2048, "seconds": 1.0}
     shares = {"improved": 0.5, "improved_late": 0.5, "improved_curve": [], "clients": [], "settings": {}, "train": {}}
     place = {"algorithm": algorithm, "seed": seed, "accuracy": accuracy, "late": accuracy, "curve": curve}
@@ -72,7 +80,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LIKE_SETUP_1 else ()) for name in TABLES],
+)
 def test_every_method_of_a_table_has_four_to_six_trials_and_each_has_an_effect(name: str) -> None:
     table = tuned.declared(name, RESULTS)
     for experiment, words in list(table.experiments.items())[:1]:  # the methods of others are the same
