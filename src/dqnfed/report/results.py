@@ -81,10 +81,12 @@ def block(data: Json) -> str:
             " *To FedAvg's end* is the first evaluated round whose mean accuracy is at least what FedAvg has after its "
             "last round, with the same seed; a dash if that never happens with one of the seeds."
         )
+    number = data["runs"][0].get("numerics")
+    numerics = "" if number is None else f" NUMERICS {number} in every row."
     lines += [
         meaning,
         "",
-        f"Hardware: {data['hardware']}. Commit: `{data['commit']}`.",
+        f"Hardware: {data['hardware']}. Commit: `{data['commit']}`.{numerics}",
         "",
         "```bash",
         data["command"],

@@ -80,7 +80,8 @@ def late(run: Json, column: str) -> float | None:
     """
     if column.startswith("class:"):
         return value_of(run, column)
-    found: float | None = run.get("late", run["accuracy"]).get(column)
+    scores: Json = run["late"] if "late" in run else run["accuracy"]
+    found: float | None = scores.get(column)
     return found
 
 
