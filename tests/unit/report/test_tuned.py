@@ -127,6 +127,7 @@ def test_a_page_takes_the_runs_at_the_chosen_setting_only(folder: Path) -> None:
     data = tuned.collected(lines, table)
     assert {(r["algorithm"], r["late"]["mean"]) for r in data["runs"]} == {("dqn-fed", 60.0), ("fedavg", 52.0)}
     assert [t["trial"] for t in data["trials"]] == [{"lr": 0.5}, {"lr": 1}]
+    assert "Could not run: `fedavg` with 1 seed (no memory)." in block(data)
     assert data["failed"] == [{"experiment": "small", "algorithm": "fedavg", "seed": 1, "error": "no memory"}]
 
 
