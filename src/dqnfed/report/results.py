@@ -246,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", action="store_true", help="run the page's commands first")
     parser.add_argument("--seeds", help="of these runs, in place of the commands' own")
     parser.add_argument("--jobs", help="runs at a time; default: what the command chooses")
-    parser.add_argument("--seconds", help="tuned tables: runs that would end later are not begun")
+    parser.add_argument("--seconds", help="tuned tables: runs that would end later are not started")
     parser.add_argument("--device", help="tuned tables: cpu or cuda; default: a GPU where there is one")
     parser.add_argument(
         "--from", dest="sources", type=Path, nargs="+", default=[], help="folders of finished runs, .jsonl, .json"
