@@ -59,13 +59,13 @@ reference: setup ## write the pages about methods and borders from the sources
 	$(BIN)/python -m dqnfed.experiments.border_docs
 	$(BIN)/python -m dqnfed.experiments.reply_docs
 
-# TABLE=cifar10-setup1 rebuilds a page from its stored summary; RUN=1 first runs its commands (docs/results/tables.toml),
-# for which a GPU helps; what was interrupted goes on where it was.
-results: setup ## rebuild a page of docs/results: make results TABLE=cifar10-setup1 [RUN=1 JOBS=8 SEEDS=0:5 HARDWARE="..."]
-	@test -n "$(TABLE)" || { echo "say which page: make results TABLE=cifar10-setup1"; exit 1; }
+# Alone it lists every setting and whether it is measured. TABLE=digits rebuilds a page from its stored summary; RUN=1 first
+# runs its commands (docs/results/tables.toml, tuned.toml), for which a GPU helps; what was interrupted goes on where it was.
+# SECONDS and DEVICE are for tables whose methods are tuned alike.
+results: setup ## list what is measured, or rebuild a page: make results TABLE=digits [RUN=1 JOBS=8 SEEDS=0:5 HARDWARE="..."]
 	$(BIN)/python -m dqnfed.report.results $(TABLE) \
-	  $(if $(RUN),--run --hardware "$(or $(HARDWARE),not stated)" $(if $(SEEDS),--seeds $(SEEDS)) \
-	    $(if $(JOBS),--jobs $(JOBS)))
+	  $(if $(RUN),--run $(if $(HARDWARE),--hardware "$(HARDWARE)") $(if $(SEEDS),--seeds $(SEEDS)) \
+	    $(if $(JOBS),--jobs $(JOBS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(DEVICE),--device $(DEVICE)))
 
 # Every network method on three small problems, tuned alike: about an hour of two cores. It can be cut short (SECONDS) and
 # goes on where it was; METHODS=mine adds one that an entry point registers. On a GPU: DEVICE=cuda METHODS=best:10

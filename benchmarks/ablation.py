@@ -1,7 +1,8 @@
 """What each part of DQN-Fed brings, one part taken away at a time; the tables of docs/results/ablation.md.
 
     python benchmarks/ablation.py run --out runs/ablation.jsonl --jobs 2 --seeds 0:5
-    python benchmarks/ablation.py show --out runs/ablation.jsonl
+    python benchmarks/ablation.py page --out runs/ablation.jsonl --hardware "two cores"  # stores the runs, too
+    python benchmarks/ablation.py rebuild                                                # the page from what is stored
 
 All variants run at DQN-Fed's defaults and the preset's learning rate; in gradient mode there is none. `--only` chooses
 problems, `--variants` variants by a part of their name; with `--seconds` no run is begun that would not end in time.
@@ -11,6 +12,8 @@ Lines are appended as runs end, and what is in the file is not run again.
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ import torch
 
 from dqnfed.algorithms import dqn_fed
 from dqnfed.algorithms.parts import cache, votes
+from dqnfed.core.numerics import NUMERICS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import local_training as runs
@@ -116,36 +120,87 @@ def outcome(task: dict[str, Any]) -> dict[str, Any]:
     return {**runs.outcome({**task, "settings": {}, "extra": extra}), "variant": task["variant"]}
 
 
-def show(lines: list[dict[str, Any]]) -> None:
-    """Print one table a problem, in Markdown."""
-    out = sys.stdout.write
+def stored_rows(lines: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what is kept of the runs: of every variant of a problem the last quarter's scores by seed."""
+    rows = []
     for problem, variants in VARIANTS.items():
-        found = {v: {x["seed"]: x for x in lines if (x["problem"], x["variant"]) == (problem, v)} for v in variants}
-        if not found["default"]:
+        for variant in variants:
+            found = [x for x in lines if (x["problem"], x["variant"]) == (problem, variant)]
+            runs_ = [{"seed": x["seed"], "scores": scores(x)} for x in sorted(found, key=lambda x: x["seed"])]
+            if runs_:
+                rows.append({"problem": problem, "method": variant, "runs": runs_, **about})
+    return rows
+
+
+def scores(line: dict[str, Any]) -> list[float] | None:
+    """Return mean, std and worst 10 % over the last quarter of a run; None where it could not run."""
+    return [round(float(v), 4) for v in runs.last_quarter(line)[:3]] if "curve" in line else None
+
+
+def section(problem: str, rows: list[dict[str, Any]]) -> str:
+    """Return a problem's heading and table."""
+    by_variant = {r["method"]: {run["seed"]: run["scores"] for run in r["runs"] if run["scores"]} for r in rows}
+    default = by_variant["default"]
+    head = f"### `{' '.join(runs.PROBLEMS[problem])}`, {len(default)} seeds"
+    about = f"Stored: {rows[0]['hardware']}, commit `{rows[0]['commit']}`, NUMERICS {rows[0]['numerics']}."
+    out = [head, "", about, ""]
+    out += [
+        "| variant | mean | std | worst 10 % | mean against the default | worst 10 % against it |",
+        "|---" * 6 + "|",
+    ]
+    for variant, by_seed in by_variant.items():
+        both = [seed for seed in by_seed if seed in default]
+        if not both:
+            out.append(f"| {variant} | - | - | - | - | - |")
             continue
-        out(f"\n### `{' '.join(runs.PROBLEMS[problem])}`, {len(found['default'])} seeds\n\n")
-        out("| variant | mean | std | worst 10 % | mean against the default | worst 10 % against it |\n")
-        out("|---|---|---|---|---|---|\n")
-        for variant, by_seed in found.items():
-            both = [s for s in by_seed if s in found["default"] and "curve" in by_seed[s]]
-            if not both:
-                out(f"| {variant} | - | - | - | {'; '.join(x.get('error', '') for x in by_seed.values())[:60]} | |\n")
-                continue
-            ends = np.array([runs.last_quarter(by_seed[s])[:3] for s in both])
-            gaps = ends - np.array([runs.last_quarter(found["default"][s])[:3] for s in both])
-            error = gaps.std(axis=0, ddof=1) / np.sqrt(len(both)) if len(both) > 1 else np.full(3, np.nan)
-            cells = [f"{v:.1f}" for v in ends.mean(axis=0)]
-            against = (
-                [f"{gaps[:, i].mean():+.1f} ({error[i]:.1f})" for i in (0, 2)] if variant != "default" else ["", ""]
-            )
-            out(f"| {variant} | {' | '.join(cells + against)} |\n")
+        ends = np.array([by_seed[seed] for seed in both])
+        gaps = ends - np.array([default[seed] for seed in both])
+        error = gaps.std(axis=0, ddof=1) / np.sqrt(len(both)) if len(both) > 1 else np.full(3, np.nan)
+        cells = [f"{v:.1f}" for v in ends.mean(axis=0)]
+        against = [f"{gaps[:, i].mean():+.1f} ({error[i]:.1f})" for i in (0, 2)] if variant != "default" else ["", ""]
+        out.append(f"| {variant} | {' | '.join(cells + against)} |")
+    return "\n".join(out) + "\n"
+
+
+def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
+    """Return the page with the sections of stored problems made anew; the others keep what they say."""
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        start = page.find(f"### `{' '.join(runs.PROBLEMS[problem])}`")
+        if start < 0:
+            raise ValueError(f"the page has no heading '### `{' '.join(runs.PROBLEMS[problem])}`' for {problem}.")
+        end = page.find("\n### ", start)
+        rest = "" if end < 0 else page[end:]
+        page = page[:start] + section(problem, [row for row in rows if row["problem"] == problem]) + rest
+    return page
+
+
+def rebuild(page: Path) -> None:
+    """Write a page's tables from the runs that are stored beside it."""
+    stored = page.with_suffix(".json")
+    if not stored.is_file():
+        sys.exit(f"there is no {stored}; `ablation.py run` measures it, and `ablation.py page` stores the runs.")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(with_tables(text, json.loads(stored.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+def store(lines: list[dict[str, Any]], page: Path, hardware: str) -> None:
+    """Store the runs beside the page; of a problem that was measured anew they take the place of what was there."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    about = {"numerics": NUMERICS, "commit": commit.stdout.strip() or "unknown", "hardware": hardware}
+    new, path = stored_rows(lines, about), page.with_suffix(".json")
+    old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    measured = {row["problem"] for row in new}
+    kept = [row for row in old if row["problem"] not in measured]
+    path.write_text(json.dumps([*kept, *new], separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "show"))
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("command", choices=("run", "page", "rebuild"))
+    parser.add_argument("--out", type=Path, default=Path("runs/ablation.jsonl"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/ablation.md"))
+    parser.add_argument("--hardware", default="not stated")
     parser.add_argument("--only", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", default="0:5")
     parser.add_argument("--variants", nargs="*", default=[""])
@@ -153,8 +208,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="runs that would end later are not begun")
     given = parser.parse_args()
     lines = read_lines(given.out)
-    if given.command == "show":
-        show(lines)
+    if given.command != "run":
+        if given.command == "page":
+            store(lines, given.page, given.hardware)
+        rebuild(given.page)
         return
     first, last = map(int, given.seeds.split(":"))
     done = {(x["problem"], x["variant"], x["seed"]) for x in lines}

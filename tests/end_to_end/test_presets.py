@@ -61,6 +61,7 @@ SMALLER: dict[str, list[str]] = {
     "femnist-original": ["data.clients=3", "train.participation=0.7", "model.channels=[2, 3]", "model.hidden=8"],
     "femnist-skewed": ["data.clients=4", "train.participation=0.5", "model.channels=[2, 3]", "model.hidden=8"],
     "mnist-by-writer": ["data.clients=4", "train.participation=0.5", "model.channels=[2, 3]", "model.hidden=8"],
+    "mnist-by-writer-skewed": ["data.clients=4", "train.participation=0.5", "model.channels=[2, 3]", "model.hidden=8"],
     "shakespeare-setup1": FEW_WINDOWS,
     "shakespeare-setup2": FEW_WINDOWS,
     "fashion-mnist": ["model.hidden=[16, 16]"],
@@ -155,6 +156,16 @@ def test_the_small_cnn_of_setup_2_has_as_many_parameters_as_it_says(miniature: C
     resnet = read_config("cifar10-setup2")
     assert config.data.model_copy(update={"dir": None, "clients": 10, "min_examples": 10}) == resnet.data
     assert (config.train.participation, config.train.rounds) == (1.0, 100)
+
+
+def test_mnist_by_class_is_dealt_as_the_letters_of_femnist(miniature: Callable[[str], Path]) -> None:
+    digits, letters = read_config("mnist-by-writer-skewed"), read_config("femnist-skewed")
+    assert digits.data.model_copy(update={"name": "emnist", "keep_classes": letters.data.keep_classes}) == letters.data
+    by_writer = read_config("mnist-by-writer")
+    assert (digits.train, digits.model, digits.algorithms) == (by_writer.train, by_writer.model, by_writer.algorithms)
+    federation = build_problem(small("mnist-by-writer-skewed", miniature("mnist_by_writer"))).federation
+    assert (federation.n_clients, federation.n_classes) == (4, 10)
+    assert max(len(counts) for counts in federation.label_counts() or []) <= 5
 
 
 @pytest.mark.parametrize("preset", NEEDS_FILES)

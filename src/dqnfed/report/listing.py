@@ -38,11 +38,9 @@ def settings(folder: Path) -> list[Setting]:
 def setting(entry: Json, folder: Path) -> Setting:
     """Return whether a listed setting is measured, and how."""
     page, name = entry.get("page", ""), entry["name"]
-    if "rows" in entry:
-        rows = json.loads((folder / entry["rows"]).read_text(encoding="utf-8"))
-        n_methods, n_seeds = len({row["method"] for row in rows}), min(len(row["runs"]) for row in rows)
-        said = f"measured: {n_methods} methods, {n_seeds} seeds, no trials, NUMERICS not recorded"
-        return Setting(name, page, is_measured=True, text=said)
+    rows = folder / entry.get("rows", "")
+    if rows.is_file():
+        return Setting(name, page, is_measured=True, text=f"measured: {facts_of_rows(rows)}{noted(entry)}")
     data = stored(page, folder)
     runs = [] if data is None else data["runs"]
     if "experiment" in entry:
@@ -58,8 +56,20 @@ def setting(entry: Json, folder: Path) -> Setting:
         why = f"not measured: no run is stored; `make results TABLE={page} RUN=1`"
     elif not page:
         why = f"not measured: {why}"
-    why += f"; {entry['note']}" if "note" in entry else ""
-    return Setting(name, page, is_measured=False, text=why)
+    return Setting(name, page, is_measured=False, text=why + noted(entry))
+
+
+def noted(entry: Json) -> str:
+    """Return what is to be added about a setting."""
+    return f"; {entry['note']}" if "note" in entry else ""
+
+
+def facts_of_rows(path: Path) -> str:
+    """Return methods, seeds and NUMERICS of a page that is made by a program of its own."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    n_methods, n_seeds = len({row["method"] for row in rows}), min(len(row["runs"]) for row in rows)
+    told = sorted({str(row.get("numerics", "not recorded")) for row in rows})
+    return f"{n_methods} methods, {n_seeds} seeds, no trials, NUMERICS {', '.join(told)}"
 
 
 def stored(page: str, folder: Path) -> Json | None:
@@ -113,7 +123,10 @@ def evidence_table(folder: Path) -> list[str]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if path.stem in (LEADERBOARD, *AGAIN):
             continue
-        for name, runs in by_experiment(data["runs"]).items():
+        for name, found in by_experiment(data["runs"]).items():
+            runs = found
+            if "trials" not in data:  # the page's own table is that of the last round
+                runs = [{key: value for key, value in run.items() if key != "late"} for run in runs]
             methods = tuned_page.ranked(runs)
             if len(methods) >= FEWEST_METHODS and set(COMPARED) <= methods.keys():
                 lines.append(evidence(path.stem, name, methods, data))

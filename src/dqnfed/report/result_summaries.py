@@ -33,6 +33,7 @@ def collected(
     if not found:
         raise ValueError(f"there is no finished run for the table '{table}'; give the folder that holds them.")
     _check_settings(found.values())
+    _check_numerics(found.values())
     experiments = list(dict.fromkeys(experiment for experiment, _, _ in found))
     ordered = sorted(found, key=lambda key: (experiments.index(key[0]), *key[1:]))
     runs = [found[key] for key in ordered]
@@ -167,6 +168,18 @@ def _check_settings(runs: Iterable[Json]) -> None:
                     f"the runs of {run['algorithm']} on {run['experiment']} make one row, but seed {other['seed']} "
                     f"has the {part} {other[part]} and seed {run['seed']} {run[part]}; give all seeds with the same."
                 )
+
+
+def _check_numerics(runs: Iterable[Json]) -> None:
+    first: Json | None = None
+    for run in runs:
+        first = first or run
+        if run.get("numerics") != first.get("numerics"):
+            was, now = (str(one.get("numerics", "not recorded")) for one in (first, run))
+            raise ValueError(
+                f"a page's rows share one NUMERICS, but that of {first['algorithm']}, seed {first['seed']}, is {was}, "
+                f"and that of {run['algorithm']}, seed {run['seed']}, is {now}; run the older rows again."
+            )
 
 
 def _thinned(evaluated: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

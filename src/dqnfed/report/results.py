@@ -81,10 +81,12 @@ def block(data: Json) -> str:
             " *To FedAvg's end* is the first evaluated round whose mean accuracy is at least what FedAvg has after its "
             "last round, with the same seed; a dash if that never happens with one of the seeds."
         )
+    number = data["runs"][0].get("numerics")
+    numerics = "" if number is None else f" NUMERICS {number} in every row."
     lines += [
         meaning,
         "",
-        f"Hardware: {data['hardware']}. Commit: `{data['commit']}`.",
+        f"Hardware: {data['hardware']}. Commit: `{data['commit']}`.{numerics}",
         "",
         "```bash",
         data["command"],
@@ -122,7 +124,8 @@ def with_block(page: str, text: str) -> str:
 
 def unmeasured_block(table: str, folder: Path) -> str:
     """Return what a page says that has no stored run: how to measure it, and the budget written first."""
-    said = f"Not measured yet: no run is stored. `make results TABLE={table} RUN=1` measures it, in slices that resume."
+    command = "make leaderboard" if table == LEADERBOARD else f"make results TABLE={table} RUN=1"
+    said = f"Not measured yet: no run is stored. `{command}` measures it, in slices that resume."
     if table in tuned.declared_names(folder):
         said += f"\n\nBudget, written first: {tuned.declared(table, folder).budget}."
     return said
@@ -243,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", action="store_true", help="run the page's commands first")
     parser.add_argument("--seeds", help="of these runs, in place of the commands' own")
     parser.add_argument("--jobs", help="runs at a time; default: what the command chooses")
-    parser.add_argument("--seconds", help="tuned tables: runs that would end later are not begun")
+    parser.add_argument("--seconds", help="tuned tables: runs that would end later are not started")
     parser.add_argument("--device", help="tuned tables: cpu or cuda; default: a GPU where there is one")
     parser.add_argument(
         "--from", dest="sources", type=Path, nargs="+", default=[], help="folders of finished runs, .jsonl, .json"

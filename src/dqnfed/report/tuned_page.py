@@ -61,8 +61,7 @@ def block(data: Json, pictures: Mapping[str, Sequence[str]]) -> str:
         printed = printed_for(data["table"], name)
         lines += [*beside(printed, methods), ""] if printed is not None else []
         lines += trials_lines(trials_of(data, name), methods)
-        failed = {f"`{f['algorithm']}` ({f['error']})" for f in data["failed"] if f["experiment"] == name}
-        lines += [f"Could not run: {'; '.join(sorted(failed))}.", ""] if failed else []
+        lines += failed_lines([one for one in data["failed"] if one["experiment"] == name])
     return "\n".join([*lines, meaning(), "", *origin(data)])
 
 
@@ -80,7 +79,8 @@ def late(run: Json, column: str) -> float | None:
     """
     if column.startswith("class:"):
         return value_of(run, column)
-    found: float | None = run.get("late", run["accuracy"]).get(column)
+    scores: Json = run["late"] if "late" in run else run["accuracy"]
+    found: float | None = scores.get(column)
     return found
 
 
@@ -236,6 +236,18 @@ def beside(printed: PrintedTable, methods: Methods) -> list[str]:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
         reasons += [f"{name}, {column}: {why}" for column, why in impossible.items() if column != "seconds"]
     return [*lines, *(["", f"{MARK} cannot be true: " + "; ".join(reasons) + "."] if reasons else [])]
+
+
+def failed_lines(failed: Sequence[Json]) -> list[str]:
+    """Return which methods could not run, with how many seeds, and the first reason."""
+    by_method: dict[str, list[Json]] = {}
+    for one in failed:
+        by_method.setdefault(one["algorithm"], []).append(one)
+    told = [
+        f"`{name}` with {len(some)} seed{'s' * (len(some) > 1)} ({some[0]['error']})"
+        for name, some in by_method.items()
+    ]
+    return [f"Could not run: {'; '.join(sorted(told))}.", ""] if told else []
 
 
 def trials_of(data: Json, experiment: str) -> dict[str, list[Json]]:

@@ -23,6 +23,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 tool = import_module("tuned_tables")
 RESULTS = ROOT / "docs" / "results"
 TABLES = tuned.declared_names(RESULTS)
+LIKE_SETUP_1 = {"mnist-by-writer", "mnist-by-writer-skewed", "cifar10-setup2-cnn"}  # the same methods and trials
 UNTRIED = {"dqn-fed"}  # at its defaults; tuned it is another row
 DECLARATION = """
 [rows]
@@ -79,7 +80,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LIKE_SETUP_1 else ()) for name in TABLES],
+)
 def test_every_method_of_a_table_has_four_to_six_trials_and_each_has_an_effect(name: str) -> None:
     table = tuned.declared(name, RESULTS)
     for experiment, words in list(table.experiments.items())[:1]:  # the methods of others are the same
@@ -123,6 +127,7 @@ def test_a_page_takes_the_runs_at_the_chosen_setting_only(folder: Path) -> None:
     data = tuned.collected(lines, table)
     assert {(r["algorithm"], r["late"]["mean"]) for r in data["runs"]} == {("dqn-fed", 60.0), ("fedavg", 52.0)}
     assert [t["trial"] for t in data["trials"]] == [{"lr": 0.5}, {"lr": 1}]
+    assert "Could not run: `fedavg` with 1 seed (no memory)." in block(data)
     assert data["failed"] == [{"experiment": "small", "algorithm": "fedavg", "seed": 1, "error": "no memory"}]
 
 
