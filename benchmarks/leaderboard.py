@@ -1,7 +1,8 @@
 r"""Every network method tuned alike and run with five seeds; the lines behind docs/results/leaderboard.md.
 
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --jobs 2
-    python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --methods mine  # by an entry point
+    python benchmarks/leaderboard.py --out runs/mine.jsonl --methods mine  # by an entry point, or several by commas
+    python -m dqnfed.report.results leaderboard --from docs/results/data/leaderboard.json runs/mine.jsonl
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --device cuda \
         --problems mnist-by-writer,cifar10-mlp --methods best:10  # of the small problems, and every form of DQN-Fed
     python -m dqnfed.report.results leaderboard --from runs/leaderboard.jsonl --hardware "..."
@@ -65,14 +66,21 @@ Task = dict[str, Any]
 
 
 def methods_of(given: str, lines: list[Task]) -> list[str]:
-    """Return the two references and the methods that are named, the best of the small problems, or all for networks."""
+    """Return the two references, FedAvg, which sets the target, and the methods that are named, the best or all."""
     from dqnfed.experiments.experiment import suitable_algorithms
 
     if given.startswith(BEST):
         found = [*best_methods(int(given.removeprefix(BEST)), lines), *DQN_FED]
     else:
         found = given.split(",") if given else [n for n in suitable_algorithms("network") if n not in LEFT_OUT]
-    return [*REFERENCES, *dict.fromkeys(name for name in found if name not in REFERENCES)]
+    return list(dict.fromkeys([*REFERENCES, "fedavg", *found]))
+
+
+def check_method(name: str) -> None:
+    """Refuse a method that there is not, before anything is run."""
+    from dqnfed.experiments.experiment import method_named
+
+    method_named(name)
 
 
 def best_methods(count: int, lines: list[Task]) -> list[str]:
@@ -233,6 +241,8 @@ def main() -> None:
         parser.error(f"there is no problem {sorted(unknown)[0]}; there are {', '.join(PROBLEMS)}.")
     try:
         methods = methods_of(given.methods, read_lines(given.out))
+        for name in methods:
+            check_method(name)
     except ValueError as error:
         parser.error(str(error))
     for kind in ("tune", "test"):
