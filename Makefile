@@ -68,13 +68,15 @@ results: setup ## list what is measured, or rebuild a page: make results TABLE=d
 	    $(if $(JOBS),--jobs $(JOBS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(DEVICE),--device $(DEVICE)))
 
 # Every network method on three small problems, tuned alike: about an hour of two cores. It can be cut short (SECONDS) and
-# goes on where it was; METHODS=mine adds one that an entry point registers. On a GPU: DEVICE=cuda METHODS=best:10
-# PROBLEMS=mnist-by-writer,cifar10-mlp. STORED=1 goes on from the page's summary, with whatever was run elsewhere.
+# goes on where it was. METHODS=mine adds one that an entry point registers to the stored runs of the others. On a GPU:
+# DEVICE=cuda METHODS=best:10 PROBLEMS=mnist-by-writer,cifar10-mlp.
+leaderboard: STORED := $(if $(METHODS),$(wildcard docs/results/data/leaderboard.json))
 leaderboard: setup ## measure every method and rebuild docs/results/leaderboard.md: make leaderboard [JOBS=8 SECONDS=3600 METHODS=...]
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --jobs $(or $(JOBS),2) \
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(METHODS),--methods $(METHODS)) $(if $(PROBLEMS),--problems $(PROBLEMS)) \
-	  $(if $(DEVICE),--device $(DEVICE)) $(if $(STORED),--stored docs/results/data/leaderboard.json)
-	$(BIN)/python -m dqnfed.report.results leaderboard --from $(if $(STORED),docs/results/data/leaderboard.json) runs/leaderboard.jsonl --hardware "$(or $(HARDWARE),not stated)"
+	  $(if $(DEVICE),--device $(DEVICE)) $(if $(STORED),--stored $(STORED))
+	$(BIN)/python -m dqnfed.report.results leaderboard --hardware "$(or $(HARDWARE),not stated)" \
+	  --from $(STORED) runs/leaderboard.jsonl
 
 docs: setup ## build the documentation into site/
 	$(PIP) --quiet -e '.[docs]'

@@ -1,7 +1,8 @@
 r"""Every network method tuned alike and run with five seeds; the lines behind docs/results/leaderboard.md.
 
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --jobs 2
-    python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --methods mine  # by an entry point
+    python benchmarks/leaderboard.py --out runs/mine.jsonl --methods mine  # by an entry point, or several by commas
+    python -m dqnfed.report.results leaderboard --from docs/results/data/leaderboard.json runs/mine.jsonl
     python benchmarks/leaderboard.py --out runs/leaderboard.jsonl --device cuda \
         --stored docs/results/data/leaderboard.json \
         --problems mnist-by-writer,cifar10-mlp --methods best:10  # of the small problems, and every form of DQN-Fed
@@ -68,14 +69,21 @@ Task = dict[str, Any]
 
 
 def methods_of(given: str, lines: list[Task]) -> list[str]:
-    """Return the two references and the methods that are named, the best of the small problems, or all for networks."""
+    """Return the two references, FedAvg, which sets the target, and the methods that are named, the best or all."""
     from dqnfed.experiments.experiment import suitable_algorithms
 
     if given.startswith(BEST):
         found = [*best_methods(int(given.removeprefix(BEST)), lines), *DQN_FED]
     else:
         found = given.split(",") if given else [n for n in suitable_algorithms("network") if n not in LEFT_OUT]
-    return [*REFERENCES, *dict.fromkeys(name for name in found if name not in REFERENCES)]
+    return list(dict.fromkeys([*REFERENCES, "fedavg", *found]))
+
+
+def check_method(name: str) -> None:
+    """Refuse a method that there is not, before anything is run."""
+    from dqnfed.experiments.experiment import method_named
+
+    method_named(name)
 
 
 def best_methods(count: int, lines: list[Task]) -> list[str]:
@@ -215,9 +223,9 @@ def longest_first(todo: list[Task], lines: list[Task]) -> list[Task]:
 
 def known_lines(given: Any) -> list[Task]:
     """Return the lines of the file, and those of the stored summary, whose trials had the tuning seed."""
-    from dqnfed.report.leaderboard import lines_in
+    from dqnfed.report.leaderboard import stored_lines
 
-    stored = [] if given.stored is None else [{"seed": TUNING_SEED, **line} for line in lines_in(given.stored)]
+    stored = [] if given.stored is None else [{"seed": TUNING_SEED, **line} for line in stored_lines(given.stored)]
     return [*stored, *read_lines(given.out)]
 
 
@@ -245,6 +253,8 @@ def main() -> None:
         parser.error(f"there is no problem {sorted(unknown)[0]}; there are {', '.join(PROBLEMS)}.")
     try:
         methods = methods_of(given.methods, known_lines(given))
+        for name in methods:
+            check_method(name)
     except ValueError as error:
         parser.error(str(error))
     for kind in ("tune", "test"):

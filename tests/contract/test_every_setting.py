@@ -25,7 +25,7 @@ from dqnfed.sim.setup import cohort_size, fresh_state
 from dqnfed.sim.state import Setup, State
 from dqnfed.sim.tasks import TaskBuilder
 from tests.contract.cases import METHODS
-from tests.helpers.bowls import Case, Client, federation_of, linear_model, normal, small_network
+from tests.helpers.bowls import Case, Client, federation_of, linear_model, normal, normed_network, small_network
 from tests.helpers.recording import LEVELS, Asked, recorded
 from tests.helpers.turns import relative_distance
 
@@ -109,6 +109,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         small_case(linear_model(2, 2, zero=False), stretch=8.0, ridge=1e-2),
     ),
     "network": (small_case(small_network(2, 3, 2)), small_case(random_network(), stretch=3.0)),
+    "batch-norm": (small_case(normed_network(2, 3, 2)), small_case(normed_network(2, 3, 2), stretch=3.0)),
 }
 
 
@@ -191,6 +192,7 @@ def trajectory(name: str, context: Context, changes: Changes = ()) -> Trajectory
 
 def contexts(name: str) -> list[Context]:
     kinds = [kind for kind in CASES if kind in REGISTRY[name].info.problem_kinds]
+    assert kinds, f"no case suits {name}"
     return [Context(kind, place, share) for place in (0, 1) for share in SHARES for kind in kinds]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+import logging
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from dqnfed.algorithms.aaggff import AAggFF
@@ -68,7 +69,9 @@ from dqnfed.algorithms.server_lbfgs import ServerLBFGS
 from dqnfed.algorithms.shed import SHED
 from dqnfed.algorithms.term import TERM
 from dqnfed.algorithms.vred import SemiVRed, VRed
-from dqnfed.core.local_work import AnyMethod
+from dqnfed.core.local_work import AnyMethod, LocalWork
+
+logger = logging.getLogger("dqnfed")
 
 REGISTRY: dict[str, type[AnyMethod]] = {
     "dqn-fed": DQNFed,
@@ -141,8 +144,26 @@ OPTIONAL = dict.fromkeys(JD_METHODS, "torchjd")  # methods that are registered o
 if find_spec("torchjd") is not None:
     REGISTRY.update(JD_METHODS)
 
+
+def register(entry: EntryPoint, registry: dict[str, type[AnyMethod]]) -> None:
+    """Add a third party's method to the registry, or say why not; the others are there all the same."""
+    try:
+        found = entry.load()
+    except Exception as error:  # whatever its module raises
+        why = f"its module cannot be imported ({type(error).__name__}: {error})"
+    else:
+        is_method = isinstance(found, type) and issubclass(found, LocalWork)
+        why = "" if is_method else f"{entry.value} is no class of methods (dqnfed.core.local_work.LocalWork)"
+    if entry.name in registry:
+        why = why or "there is a method of this name"
+    if why:
+        logger.warning("the method '%s' of the entry point %s is left out: %s", entry.name, entry.value, why)
+        return
+    registry[entry.name] = found
+
+
 for _entry in entry_points(group="dqnfed.algorithms"):  # third parties register theirs here
-    REGISTRY.setdefault(_entry.name, _entry.load())
+    register(_entry, REGISTRY)
 
 
 def method_called(name: str) -> type[AnyMethod] | None:

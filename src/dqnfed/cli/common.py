@@ -342,6 +342,8 @@ def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
     if summary.get("untested") and not quiet:
         n = summary["untested"]
         console.print(f"{n} {'client was' if n == 1 else 'clients were'} too small to be tested, and trained only")
+    if n := summary.get("idle_rounds"):
+        console.print(f"in {n} of {summary['rounds']} rounds no reply was used, and the model stayed", highlight=False)
     if summary["status"] == "diverged":
         errors.print(f"[red]diverged:[/red] {escape(summary['reason'])}", soft_wrap=True, highlight=False)
     elif summary["reason"]:

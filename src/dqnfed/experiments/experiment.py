@@ -428,8 +428,15 @@ def nothing(record: logging.LogRecord) -> bool:
 
 
 def warn_of_few_rounds(experiment: Experiment) -> None:
-    """Say so if the run ends before its method's last stage."""
+    """Say so if the run ends before its method's last stage, or before lr has its value."""
     algorithm, rounds = experiment.algorithm, experiment.config.train.rounds
+    if algorithm.warmup >= rounds:
+        logger.warning(
+            "train.warmup is %d and the run has %d rounds, so the learning rate never reaches its value; raise "
+            "train.rounds, or lower train.warmup",
+            algorithm.warmup,
+            rounds,
+        )
     if not isinstance(algorithm, LabelCorrection):
         return
     before = algorithm.rounds_before_finishing(experiment.federation.n_clients)

@@ -16,6 +16,9 @@ def sampling_of(config: Config) -> Sampling:
     train = config.train
     try:
         trace = None if train.trace is None else read_trace(Path(train.trace).expanduser())
+    except ValueError as error:
+        raise ConfigError(f"who is online (`train.trace`): {error}") from error
+    try:
         return Sampling(rule=train.sampling, candidates=train.candidates, trace=trace)
     except ValueError as error:
         raise ConfigError(f"who takes part (`train.sampling`): {error}") from error
@@ -47,4 +50,9 @@ def refuse_simulated(config: Config) -> None:
 
 def expected_size(config: Config, n_clients: int) -> int:
     """Return how many clients a method is to expect in a round."""
-    return sampling_of(config).expected_size(n_clients, config.train.participation)
+    try:
+        return sampling_of(config).expected_size(n_clients, config.train.participation)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"who is online (`train.trace`): {error}") from error

@@ -26,25 +26,16 @@ KEPT = (
 )  # fmt: skip
 
 
-def lines_in(path: Path) -> list[Json]:
-    """Return the lines of a file, or those that a stored summary (.json) was made of, as far as it kept them."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".json":
-        return [json.loads(line) for line in text.splitlines() if line]
-    data = json.loads(text)
+def stored_lines(path: Path) -> list[Json]:
+    """Return the lines that a stored summary was made of, as far as it kept them."""
+    data = json.loads(path.read_text(encoding="utf-8"))
     trials = [
-        {
-            "kind": "tune",
-            "problem": problem,
-            "method": method,
-            "settings": point_named(name),
-            "accuracy": {"mean": mean},
-        }
+        {"problem": problem, "method": method, "settings": point_named(name), "accuracy": {"mean": mean}}
         for problem, methods in data["tuned"].items()
         for method, points in methods.items()
         for name, mean in points.items()
     ]
-    return [*trials, *({"kind": "test", **run} for run in data["runs"])]
+    return [*({"kind": "tune", **trial} for trial in trials), *({"kind": "test", **run} for run in data["runs"])]
 
 
 def point_name(settings: Mapping[str, float]) -> str:
@@ -58,26 +49,50 @@ def point_named(name: str) -> dict[str, float]:
 
 
 def collected(sources: Iterable[Path], *, command: str, hardware: str, commit: str) -> Json:
-    """Return the summary of the lines; of a run that is there twice, the later one counts."""
-    lines = [line for path in sources for line in lines_in(path)]
+    """Return the summary of the lines; of a run that is there twice, the later one counts.
+
+    A source that is a summary itself (.json) is what the lines are added to: its runs keep what is said about them.
+    """
     runs: dict[tuple[str, str, int], Json] = {}
     tuned: dict[str, dict[str, dict[str, float | None]]] = {}
     refused: dict[str, dict[str, str]] = {}
-    for line in lines:
-        problem, method = line["problem"], line["method"]
-        if "error" in line:
-            refused.setdefault(problem, {})[method] = line["error"]
-        elif line["kind"] == "tune":
-            point, mean = point_name(line["settings"]), line["accuracy"]["mean"]
-            tuned.setdefault(problem, {}).setdefault(method, {})[point] = mean
-        else:
-            runs[problem, method, line["seed"]] = {key: line[key] for key in KEPT}
+    about = {"command": command, "hardware": hardware, "commit": commit}
+    for path in sources:
+        if path.suffix == ".json":
+            data = json.loads(path.read_text(encoding="utf-8"))
+            runs |= {(run["problem"], run["method"], run["seed"]): run for run in data["runs"]}
+            for name, known in (("tuned", tuned), ("refused", refused)):
+                for problem, methods in data[name].items():
+                    known.setdefault(problem, {}).update(methods)
+            about = {key: _with_addition(data[key], new, key) for key, new in about.items()}
+            continue
+        for line in _lines_in(path):
+            problem, method = line["problem"], line["method"]
+            if "error" in line:
+                refused.setdefault(problem, {})[method] = line["error"]
+            elif line["kind"] == "tune":
+                point, mean = point_name(line["settings"]), line["accuracy"]["mean"]
+                tuned.setdefault(problem, {}).setdefault(method, {})[point] = mean
+            else:
+                runs[problem, method, line["seed"]] = {key: line[key] for key in KEPT}
     if not runs:
         raise ValueError("there is no finished run; give a file of benchmarks/leaderboard.py that has test runs.")
     for problem, method, _ in runs:
         refused.get(problem, {}).pop(method, None)
-    table: Json = {"table": "leaderboard", "command": command, "hardware": hardware, "commit": commit}
-    return {**table, "runs": [runs[key] for key in sorted(runs)], "tuned": tuned, "refused": refused}
+    return {
+        "table": "leaderboard", **about, "runs": [runs[key] for key in sorted(runs)], "tuned": tuned, "refused": refused
+    }  # fmt: skip
+
+
+def _lines_in(path: Path) -> list[Json]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _with_addition(before: str, new: str, key: str) -> str:
+    """Return what is said about the runs that were there, and about those that were added where it is not the same."""
+    if new in before:
+        return before
+    return f"{before}\n{new}" if key == "command" else f"{before}, runs added since: {new}"
 
 
 def block(data: Json) -> str:

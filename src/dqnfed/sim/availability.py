@@ -59,6 +59,7 @@ class Trace:
 
     def mean_online(self, n_clients: int) -> float:
         """Return how many clients are online in a round, on average."""
+        self.check(n_clients)
         return float(_table(self, n_clients).sum(1).mean())
 
 

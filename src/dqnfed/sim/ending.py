@@ -47,6 +47,12 @@ def rounds_without_numbers(history: Sequence[Record]) -> int:
     return n
 
 
+def idle_rounds(history: Sequence[Record]) -> int:
+    """Return in how many rounds no client's reply was used, whether nobody was asked or all were left out."""
+    trained = [record for record in history if record["round"] >= 0]
+    return sum(not set(r["clients"]) - {drop["client"] for drop in r.get("dropped", ())} for r in trained)
+
+
 def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, Any]) -> RunResult:
     """Return the result, after writing the model and the summary to the run's folder."""
     problem = setup.problem
@@ -69,6 +75,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         "rho_mean": state.rho_sum / state.rho_n if state.rho_n else None,
         "totals": state.totals,
         "n_dropped": state.n_dropped,
+        **({"idle_rounds": n_idle} if (n_idle := idle_rounds(journal.history)) else {}),
         "n_clipped": state.n_clipped,
         "unused": unused_settings(setup.algorithm),
         "mode": setup.algorithm.mode,

@@ -158,7 +158,8 @@ def _note_traffic(setup: Setup, state: State, asked: Tensor, sent: Any, answers:
                 f'client {client} is missing in round {state.round} ({why}), and `policy.on_missing` is "fail"; '
                 '"proceed" goes on without it.'
             )
-        logger.warning("round %d: client %d dropped, %s", state.round, client, why)
+        log = logger.warning if setup.stragglers is None else logger.info  # who is late in a simulation is as wanted
+        log("round %d: client %d dropped, %s", state.round, client, why)
         notes["dropped"].append({"client": client, "why": why})
     is_federated = setup.algorithm.info.training == "federated"
     notes["bytes_down"] += message_bits(sent) * asked.shape[0] // 8 if is_federated else 0

@@ -42,11 +42,14 @@ def torch_steps(problem: Problem, theta: Tensor, client: tuple[Tensor, Tensor], 
     """Return torch's module after SGD on the batches, with the statistics of all examples as biased variances."""
     inputs, targets = client
     module = problem.module_at(theta).train()
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.5, weight_decay=0.01)
-    for batch in batches:
-        optimiser.zero_grad()
-        cross_entropy(module(inputs[batch]), targets[batch]).backward()
-        optimiser.step()
+    parameters = list(module.parameters())
+    velocities = [torch.zeros_like(parameter) for parameter in parameters]
+    for batch in batches:  # SGD by hand: torch.optim takes seconds to import
+        slopes = torch.autograd.grad(cross_entropy(module(inputs[batch]), targets[batch]), parameters)
+        with torch.no_grad():
+            for parameter, velocity, slope in zip(parameters, velocities, slopes, strict=True):
+                velocity.mul_(0.5).add_(slope + 0.01 * parameter)
+                parameter.sub_(0.2 * velocity)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.momentum = 1.0  # the next pass alone counts

@@ -107,3 +107,21 @@ def test_a_problem_with_few_methods_has_ranks_of_its_own(tmp_path: Path) -> None
     assert "## Mean ranks: c\n" in text
     write_ranks(data, tmp_path)
     assert "literal" in (tmp_path / "leaderboard-ranks-2.svg").read_text()
+
+
+def test_runs_are_added_to_a_stored_summary(data: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "stored.json").write_text(json.dumps(data), encoding="utf-8")
+    mine = [line(p, "mine", s, 95.0 + s) for p in "ab" for s in range(3)]
+    mine.append({"kind": "tune", "problem": "a", "method": "mine", "settings": {"lr": 0.1}, "accuracy": {"mean": 1.0}})
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, mine)), encoding="utf-8")
+    about = {"command": "make leaderboard", "hardware": "another machine", "commit": "def"}
+    found = collected([tmp_path / "stored.json", tmp_path / "mine.jsonl"], **about)
+    assert len(found["runs"]) == len(data["runs"]) + 6
+    assert [run for run in found["runs"] if run["method"] != "mine"] == data["runs"]
+    assert found["tuned"]["a"] == {**data["tuned"]["a"], "mine": {"lr 0.1": 1.0}}
+    assert found["refused"] == data["refused"]
+    assert found["commit"] == "abc, runs added since: def"
+    ranks = next(row for row in block(found).splitlines() if row.startswith("| `mine` | 1.0 [1.0, 1.0]"))
+    assert ranks
+    again = collected([tmp_path / "stored.json"], command="make leaderboard", hardware="a machine", commit="abc")
+    assert again == data

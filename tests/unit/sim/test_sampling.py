@@ -184,6 +184,8 @@ def test_what_does_not_fit_is_refused() -> None:
     small = case()
     with pytest.raises(ValueError, match="the trace names client 9"):
         run(FedAvg(), *small[:2], rounds=1, sampling=Sampling(trace=Trace((Span(9, 0, 1),))))
+    with pytest.raises(ValueError, match="the trace names client 9"):  # asked before the run is set up
+        Sampling(trace=Trace((Span(9, 0, 1),))).expected_size(6, 0.5)
     with pytest.raises(ValueError, match="`candidates` must be from 3"):
         run(
             FedAvg(),
@@ -254,3 +256,14 @@ def test_runs_with_stragglers_resume_to_the_same_bits(late: str, tmp_path: Path)
     assert torch.equal(whole.theta, result(tmp_path / "parts", 6, resume=True).theta)
     with pytest.raises(ValueError, match=r"train\.deadline"):
         run(DQNFed(epochs=2, batch_size=4), *small[:2], rounds=8, out=tmp_path / "parts", resume=True)
+
+
+def test_rounds_without_a_reply_are_counted() -> None:
+    small = case()
+    away = run(FedAvg(), *small[:2], rounds=5, sampling=Sampling(trace=Trace((Span(1, 3, 3),))))
+    assert [len(clients) for clients in asked(away)] == [0, 0, 0, 1, 0]
+    assert away.summary["idle_rounds"] == 4
+    late = run(FedAvg(), *small[:2], rounds=3, stragglers=Stragglers(deadline=1e-6))
+    assert late.summary["idle_rounds"] == 3
+    assert torch.equal(late.theta, small.problem.theta0)
+    assert "idle_rounds" not in run(FedAvg(), *small[:2], rounds=2).summary
