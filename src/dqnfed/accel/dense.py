@@ -99,6 +99,10 @@ class DenseChain:
                     delta = activation_slope(self.layers[k - 1].activation, delta @ weights[k].matrix, activations[k])
         return found, outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
+    def outputs(self, theta: Tensor, features: Tensor) -> Tensor:
+        """Return the outputs."""
+        return self._forward_in_place(self.views(theta), features)[-1]
+
     def vmappable_gradient(self, theta: Tensor, features: Tensor, loss_slope: LossSlope) -> tuple[Tensor, Tensor]:
         """Return the gradient and the loss, in operations that vmap takes and that can be differentiated again."""
         weights = self.views(theta)

@@ -166,16 +166,17 @@ class Problem:
     def loss(self, theta: Tensor, task: Task) -> Tensor:
         """Return the client's mean training loss at theta."""
         losses = self.losses(self.predict(theta, task.inputs), task.targets)
-        return self._regularised(theta, (losses * task.mask).sum() / task.mask.sum().clamp(min=1))
+        return self.regularised(theta, (losses * task.mask).sum() / task.mask.sum().clamp(min=1))
 
     def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
         """Return the mean loss over the rows that the batch names; entries of -1 are no rows."""
         mask = (batch >= 0).to(task.mask.dtype)
         rows = batch.clamp(min=0)
         losses = self.losses(self.predict(theta, task.inputs[rows]), task.targets[rows])
-        return self._regularised(theta, (losses * mask).sum() / mask.sum().clamp(min=1))
+        return self.regularised(theta, (losses * mask).sum() / mask.sum().clamp(min=1))
 
-    def _regularised(self, theta: Tensor, loss: Tensor) -> Tensor:
+    def regularised(self, theta: Tensor, loss: Tensor) -> Tensor:
+        """Return a client's loss with the ridge in it."""
         return loss + 0.5 * self.ridge * theta.square().sum() if self.ridge else loss
 
     def to(self, device: torch.device | str) -> Problem:
