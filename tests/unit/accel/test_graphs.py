@@ -212,7 +212,7 @@ CACHED: list[int] = []
 
 @pytest.mark.parametrize(("epochs", "n_without"), [(1, 3), (2, 2)])  # with gradients the first message is another one
 def test_products_with_cached_rows_come_with_the_replies(epochs: int, n_without: int) -> None:
-    """From the third reply to a message on; rows that are another tensor in every round, as the last step is, do not."""
+    """From the third reply to a message on; those with rows that are a new tensor in every round do not."""
     CACHED.clear()
     case = consistent_quadratics(6, 8)
     method = CacheRecorded(epochs=epochs, cached_clients=5)
@@ -220,7 +220,7 @@ def test_products_with_cached_rows_come_with_the_replies(epochs: int, n_without:
     plain, emulated = (
         run(method, case.problem, case.federation, rounds=8, participation=0.5, cohort=cohort) for cohort in cohorts
     )
-    assert CACHED == [0] * (8 + n_without) + [5] * (8 - n_without)
+    assert [0] * (8 + n_without) + [5] * (8 - n_without) == CACHED
     torch.testing.assert_close(emulated.theta, plain.theta, rtol=1e-9, atol=1e-11)
 
 
