@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dqnfed.accel.onednn import linear
 from dqnfed.core.tensors import Layout
 
 LossSlope = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs [N, c] -> the loss' derivative [N, c], the loss []
@@ -136,12 +137,7 @@ class DenseChain:
     def _forward_in_place(self, weights: Sequence[Weights], features: Tensor) -> list[Tensor]:
         activations = [features]
         for layer, (matrix, bias) in zip(self.layers, weights, strict=True):
-            h = (
-                torch.mm(activations[-1], matrix.t())
-                if bias is None
-                else torch.addmm(bias, activations[-1], matrix.t())
-            )
-            activations.append(IN_PLACE[layer.activation](h))
+            activations.append(IN_PLACE[layer.activation](linear(activations[-1], matrix, bias)))
         return activations
 
     def _backward(self, weights: Sequence[Weights], activations: Sequence[Tensor], delta: Tensor) -> list[Weights]:

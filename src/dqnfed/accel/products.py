@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dqnfed.accel.onednn import linear
 from dqnfed.accel.threads import one_core_workers
 from dqnfed.maths.gramian import full_precision
 
@@ -18,7 +19,6 @@ BLOCK = 4096  # columns of one product; a single one of few rows would leave mos
 COLUMNS = 2**20  # columns at once: bounds what is copied
 PANEL = 2**21  # numbers of a panel on the host, which lies in a cache
 NARROWEST, WIDEST = 1024, 2**15  # columns of it
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def fast_gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block: int | None = None) -> Tensor:
@@ -97,7 +97,7 @@ def host_gramian(G: Tensor, others: Sequence[Tensor], *, width: int | None = Non
             panel = store[: sum(sizes) * n_columns].view(-1, n_columns)
             for place, rows in zip(panel.split(sizes), (G, *others), strict=True):
                 place.copy_(rows[:, start : start + n_columns])
-            found.append(products_of_panel(panel, len(G)))
+            found.append(linear(panel, panel[: len(G)]))
         return found
 
     each = [starts[k::n_threads] for k in range(n_threads)]
@@ -107,11 +107,3 @@ def host_gramian(G: Tensor, others: Sequence[Tensor], *, width: int | None = Non
         total += made[k % n_threads][k // n_threads]
     among = (total[: len(G)] + total[: len(G)].T) / 2
     return torch.cat([among, total[len(G) :].T], dim=1)
-
-
-def products_of_panel(panel: Tensor, n_first: int) -> Tensor:
-    """Return panel panel[:n_first]', in float32 by oneDNN where torch has it."""
-    if panel.dtype == torch.float32 and HAS_ONEDNN and panel.shape[1] >= NARROWEST:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(panel, panel[:n_first], None, "none", [], "")
-        return found
-    return panel @ panel[:n_first].T
