@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dqnfed.accel.onednn import linear
 from dqnfed.core.tensors import Layout
 
 LossSlope = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs [N, c] -> the loss' derivative [N, c], the loss []
@@ -99,6 +100,10 @@ class DenseChain:
                     delta = activation_slope(self.layers[k - 1].activation, delta @ weights[k].matrix, activations[k])
         return found, outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
+    def outputs(self, theta: Tensor, features: Tensor) -> Tensor:
+        """Return the outputs."""
+        return self._forward_in_place(self.views(theta), features)[-1]
+
     def vmappable_gradient(self, theta: Tensor, features: Tensor, loss_slope: LossSlope) -> tuple[Tensor, Tensor]:
         """Return the gradient and the loss, in operations that vmap takes and that can be differentiated again."""
         weights = self.views(theta)
@@ -132,12 +137,7 @@ class DenseChain:
     def _forward_in_place(self, weights: Sequence[Weights], features: Tensor) -> list[Tensor]:
         activations = [features]
         for layer, (matrix, bias) in zip(self.layers, weights, strict=True):
-            h = (
-                torch.mm(activations[-1], matrix.t())
-                if bias is None
-                else torch.addmm(bias, activations[-1], matrix.t())
-            )
-            activations.append(IN_PLACE[layer.activation](h))
+            activations.append(IN_PLACE[layer.activation](linear(activations[-1], matrix, bias)))
         return activations
 
     def _backward(self, weights: Sequence[Weights], activations: Sequence[Tensor], delta: Tensor) -> list[Weights]:

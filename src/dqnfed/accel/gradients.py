@@ -49,6 +49,17 @@ def gradients_and_values(
     return [grad_and_value(problem.loss)(theta, task) for theta in thetas]
 
 
+def mean_loss(problem: Problem, model: FastModel | None, theta: Tensor, task: Task) -> Tensor:
+    """Return the client's mean training loss; of one client on a CPU and dense layers without a call of the module."""
+    if model is not None and model.chain is not None and single_cpu_client(problem, theta):
+        with torch.no_grad():
+            features = model.chain.features(cast_inputs(task.inputs, theta.dtype))
+            if features is not None:
+                losses = problem.losses(model.chain.outputs(theta, features), task.targets)
+                return problem.regularised(theta, losses @ task_shares(task))
+    return problem.loss(theta, task)
+
+
 def batch_gradient(problem: Problem, model: FastModel | None, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
     """Return the gradient of the mean loss over the rows that the batch names; a batch of no width means all."""
     if not batch.shape[-1]:

@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from dqnfed.accel.fast_model import Compiled, FastModel, compiled_outputs, fast_model
-from dqnfed.accel.gradients import batch_gradient, gradients_and_values
+from dqnfed.accel.gradients import batch_gradient, gradients_and_values, mean_loss
 from dqnfed.accel.graphs import GraphedFunction
 from dqnfed.accel.local_sgd import fast_sgd
 from dqnfed.accel.transfer import to_device_async
@@ -52,6 +52,9 @@ class FastKernels(PlainKernels):
 
     def gradients(self, problem: Problem, thetas: Sequence[Tensor], task: Task) -> list[tuple[Tensor, Tensor]]:
         return gradients_and_values(problem, self.model(problem), thetas, task)
+
+    def loss(self, problem: Problem, theta: Tensor, task: Task) -> Tensor:
+        return mean_loss(problem, self.model(problem), theta, task)
 
     def sgd(
         self,

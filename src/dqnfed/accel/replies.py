@@ -29,6 +29,7 @@ class FastReplies(Replies[U]):
     def __init__(self, updates: U) -> None:
         super().__init__(updates)
         self._stats: ReplyStats | None = None
+        self._norms: dict[str, FloatArray] = {}  # that were computed here
 
     @property
     def stats(self) -> ReplyStats:
@@ -43,7 +44,9 @@ class FastReplies(Replies[U]):
 
     def norms(self, field: str) -> FloatArray:
         known = self.stats.norms.get(field)
-        return super().norms(field) if known is None else known
+        if known is None and field not in self._norms:
+            self._norms[field] = super().norms(field)
+        return self._norms[field] if known is None else known
 
     def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
         rows, known = super().rows(field).flatten(1), self.stats.grams.get(field)

@@ -141,7 +141,7 @@ class DQNFed(DescentSettings):
             slope = (gradient * move).sum() / torch.linalg.vector_norm(move)
             return msg.ProbeUpdate(secant_curvature(move, gradient - nearby), slope, loss), memory
         if self.local == "sgd":
-            loss = problem.loss(sent.theta, sampled(task, every=ONE_IN, least=LEAST))
+            loss = problem.kernels.loss(problem, sent.theta, sampled(task, every=ONE_IN, least=LEAST))
             return msg.LocalUpdate(sent.theta - self.local_sgd(problem, task, sent.theta), loss), memory
         ((gradient, loss),) = problem.kernels.gradients(problem, (sent.theta,), task)
         here, kept, curvature = Here(sent.theta, gradient, loss), memory.rates, torch.full_like(loss, nan)

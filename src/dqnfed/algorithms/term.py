@@ -105,12 +105,12 @@ class TiltedProblem(Problem):
 
     def loss(self, theta: Tensor, task: Task) -> Tensor:
         losses = self.losses(self.predict(theta, task.inputs), task.targets)
-        return self._regularised(theta, tilted_mean(losses, task.mask > 0, self.tilt))
+        return self.regularised(theta, tilted_mean(losses, task.mask > 0, self.tilt))
 
     def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
         rows = batch.clamp(min=0)
         losses = self.losses(self.predict(theta, task.inputs[rows]), task.targets[rows])
-        return self._regularised(theta, tilted_mean(losses, batch >= 0, self.tilt))
+        return self.regularised(theta, tilted_mean(losses, batch >= 0, self.tilt))
 
 
 def tilted_problem(problem: Problem, tilt: float) -> Problem:

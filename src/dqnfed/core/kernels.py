@@ -31,6 +31,9 @@ class Kernels(Protocol):
     def gradients(self, problem: Problem, thetas: Sequence[Tensor], task: Task) -> list[tuple[Tensor, Tensor]]:
         """Return the gradient and the value of the client's mean training loss at each of the models."""
 
+    def loss(self, problem: Problem, theta: Tensor, task: Task) -> Tensor:
+        """Return the client's mean training loss."""
+
     def sgd(
         self,
         problem: Problem,
@@ -64,6 +67,9 @@ class PlainKernels:
 
     def gradients(self, problem: Problem, thetas: Sequence[Tensor], task: Task) -> list[tuple[Tensor, Tensor]]:
         return [grad_and_value(problem.loss)(theta, task) for theta in thetas]
+
+    def loss(self, problem: Problem, theta: Tensor, task: Task) -> Tensor:
+        return problem.loss(theta, task)
 
     def sgd(
         self,

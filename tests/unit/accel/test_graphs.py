@@ -198,6 +198,32 @@ def test_products_that_the_server_asked_for_come_with_the_next_replies() -> None
     assert KNOWN[2] == KNOWN[3] == KNOWN[1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheRecorded(DQNFed):
+    """DQN-Fed that records how many products with cached rows came with the replies."""
+
+    def server_step(self, server: Any, replies: Any, cohort: Any) -> Any:
+        CACHED.append(sum(products.shape[1] for products in replies.stats.beside.values()))
+        return super().server_step(server, replies, cohort)
+
+
+CACHED: list[int] = []
+
+
+@pytest.mark.parametrize(("epochs", "n_without"), [(1, 3), (2, 2)])  # with gradients the first message is another one
+def test_products_with_cached_rows_come_with_the_replies(epochs: int, n_without: int) -> None:
+    """From the third reply to a message on; those with rows that are a new tensor in every round do not."""
+    CACHED.clear()
+    case = consistent_quadratics(6, 8)
+    method = CacheRecorded(epochs=epochs, cached_clients=5)
+    cohorts = (vectorised(), graphed(emulate=True))
+    plain, emulated = (
+        run(method, case.problem, case.federation, rounds=8, participation=0.5, cohort=cohort) for cohort in cohorts
+    )
+    assert [0] * (8 + n_without) + [5] * (8 - n_without) == CACHED
+    torch.testing.assert_close(emulated.theta, plain.theta, rtol=1e-9, atol=1e-11)
+
+
 def test_graphs_of_one_run_are_not_kept_for_the_next() -> None:
     runner = graphed(emulate=True)
     for n in (6, 8):
