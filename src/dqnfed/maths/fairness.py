@@ -52,6 +52,18 @@ def fairness_summary(
     return found
 
 
+def summary_of_moments(mean: float, std: float, n: int, *, nonnegative: bool) -> dict[str, float]:
+    """Return the measures that follow from mean and standard deviation of n values; NaN for all others."""
+    found = dict.fromkeys(fairness_summary(np.ones(1)), math.nan)
+    found |= {"mean": mean, "std": std, "angle": math.degrees(math.atan2(std, mean))}
+    found["cov"] = std / abs(mean) if mean != 0.0 else math.inf
+    if nonnegative:
+        found["jain"] = mean**2 / (mean**2 + std**2) if mean != 0.0 else 1 / n
+    if nonnegative and mean == 0.0:  # nobody is served
+        found |= {"angle": 90.0, "cov": math.sqrt(n - 1)}
+    return found
+
+
 def worst(values: Values, share: float, *, higher_is_better: bool = True) -> float:
     """Return the mean of the worst max(1, floor(share K)) values."""
     return _tail_mean(_checked(values), share, lowest=higher_is_better)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from dqnfed.core.tensors import named_tensors
 from dqnfed.secure.ring import Words
@@ -37,9 +38,22 @@ def message_of(run: str, round: int, phase: int, sent: tuple[Any, ...], asked: S
     Another message has other pads. The nonce makes a repeated message another one: a client that has lost its memory
     would reply to it with another row.
     """
-    parts = [run.encode(), f"{round}.{phase}".encode(), type(sent).__name__.encode(), nonce]
+    return _message(run, f"{round}.{phase}", type(sent).__name__, named_tensors(sent), asked, nonce)
+
+
+def evaluation_of(
+    run: str, round: int, question: Sequence[str], models: Mapping[str, Tensor], asked: Sequence[int], nonce: bytes
+) -> Message:
+    """Return the hash of a question for what clients measure: as `message_of`, and never a message of training."""
+    return _message(run, f"{round}", f"evaluation|{'|'.join(question)}", models, asked, nonce)
+
+
+def _message(
+    run: str, moment: str, kind: str, named: Mapping[str, Tensor], asked: Sequence[int], nonce: bytes
+) -> Message:
+    parts = [run.encode(), moment.encode(), kind.encode(), nonce]
     parts.append(",".join(map(str, asked)).encode())
-    for name, tensor in named_tensors(sent).items():
+    for name, tensor in named.items():
         array = tensor.detach().cpu().contiguous().numpy()
         parts += [name.encode(), f"{array.dtype.str}{array.shape}".encode(), array.tobytes()]
     return Message(_hashed(parts), tuple(sorted(asked)))
@@ -87,10 +101,10 @@ class PadKey:
 
         A block may be changed, and is overwritten by the next one.
         """
-        buffer = bytearray(8 * AT_ONCE * PADS_AT_ONCE + MORE)
-        room = np.frombuffer(buffer, dtype="<u8", count=AT_ONCE * PADS_AT_ONCE).astype(np.uint64, copy=False)
-        room = room.reshape(PADS_AT_ONCE, AT_ONCE)
-        rooms = [memoryview(buffer)[8 * AT_ONCE * k : 8 * AT_ONCE * (k + 1) + MORE] for k in range(PADS_AT_ONCE)]
+        most, many = min(n, AT_ONCE), min(len(clients), PADS_AT_ONCE)
+        buffer = bytearray(8 * most * many + MORE)
+        room = np.frombuffer(buffer, dtype="<u8", count=most * many).astype(np.uint64, copy=False).reshape(many, most)
+        rooms = [memoryview(buffer)[8 * most * k : 8 * most * (k + 1) + MORE] for k in range(many)]
         streams = [self._stream((b"pad", message.digest, name.encode(), str(client).encode())) for client in clients]
         for first in range(0, n, AT_ONCE):
             block = slice(first, min(first + AT_ONCE, n))

@@ -17,6 +17,7 @@ from dqnfed.sim.early_stop import out_of_patience
 from dqnfed.sim.guard import ends_worse, guarded_facts
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.state import Record, Setup, State
+from dqnfed.sim.sums import validation_means
 
 logger = logging.getLogger("dqnfed")
 
@@ -40,14 +41,18 @@ def watch_validation(setup: Setup, state: State, *, is_last: bool) -> str:
     watches = wanted.patience is not None and not is_last
     if wanted.select == LAST and not watches:
         return ""
-    found = setup.clients.validate(setup, state)
+    if setup.summing is not None:
+        loss, score = validation_means(setup, state, setup.summing)
+        value = loss if wanted.select == "loss" else score
+    else:
+        found = setup.clients.validate(setup, state)
+        score, value = float(found.scores.mean()), validation_value(wanted.select, found.losses, found.scores)
     if wanted.select != LAST:
-        value = validation_value(wanted.select, found.losses, found.scores)
         choice = updated_choice(state.choice, wanted.select, state.round, value)
         if choice.round == state.round:
             state.kept = snapshot(setup, state)
         state.choice = choice
-    return out_of_patience(setup, state, found.scores) if watches else ""
+    return out_of_patience(setup, state, score) if watches else ""
 
 
 def snapshot(setup: Setup, state: State) -> dict[str, Tensor]:
