@@ -182,7 +182,11 @@ class _Request:
     def _described(self, numbers: dict[str, Any], facts: dict[str, Any]) -> RecordDict:
         """Return who the client is and how many examples it has, beside what it measured."""
         data = self._client.data
-        who = {"client": self._number, "name": data.names[0], "group": data.groups[0] if data.groups else ""}
+        who: dict[str, Any] = {
+            "client": self._number,
+            "name": data.names[0],
+            "group": data.groups[0] if data.groups else "",
+        }
         sizes = {
             "n-train": int(data.train.sizes[0]),
             "n-test": int(data.test.sizes[0]),

@@ -6,6 +6,7 @@ negative values and are NaN there.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,6 +63,12 @@ def summary_of_moments(mean: float, std: float, n: int, *, nonnegative: bool) ->
     if nonnegative and mean == 0.0:  # nobody is served
         found |= {"angle": 90.0, "cov": math.sqrt(n - 1)}
     return found
+
+
+def known_measures(summary: Mapping[str, float | None], names: Sequence[str]) -> list[str]:
+    """Return the names of the measures that are known; of sums over the clients, neither the worst nor the best are."""
+    unknown = {name for name in names if (value := summary.get(name)) is None or math.isnan(value)}
+    return [name for name in names if name not in unknown] or list(names)
 
 
 def worst(values: Values, share: float, *, higher_is_better: bool = True) -> float:

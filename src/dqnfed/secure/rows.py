@@ -109,7 +109,7 @@ def unpadding(
     check_sum(weights)
     total = np.zeros(n, dtype=np.uint64)
     used = weights.nonzero()[0]
-    whole, whose = weights[used].view(np.uint64), [clients[place] for place in used]
+    whole, whose = weights[used].view(np.uint64), [clients[place] for place in used.tolist()]
     if pads is not None:
         return weighted_sum(weights[used], [pads(client, n) for client in whose]) if whose else total
     for group, block, words in key.blocks(message, name, whose, n):

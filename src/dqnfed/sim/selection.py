@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from dqnfed.maths.fairness import fairness_summary
 from dqnfed.sim.choice import LAST, RULES, updated_choice, validation_value
 from dqnfed.sim.clients import memories_of
 from dqnfed.sim.early_stop import out_of_patience
@@ -104,6 +106,10 @@ def kept_outputs(setup: Setup, state: State) -> Tensor:
 def kept_record(state: State, history: list[Record]) -> Record:
     """Return the evaluation of the kept model; of the last one, the last that was made."""
     evaluated = [record for record in history if record["accuracy"] is not None]
+    if not evaluated:
+        logger.warning("no evaluation of this run was made: nothing is known about its model")
+        nothing = {"mean": math.nan, "max": math.nan}
+        return {"accuracy": dict.fromkeys(fairness_summary(torch.ones(1)), math.nan), "train_loss": nothing}
     kept = int(state.guard["round"]) if state.choice.round is None and ends_worse(state) else state.choice.round
     return next((record for record in evaluated if record["round"] == kept), evaluated[-1])
 

@@ -24,9 +24,9 @@ PART_LOSS, PART_SCORE = "part-loss", "part-score"  # of the primary model, on th
 PERCENT = (0.0, 100.0)
 FROM_SUMS = (LAST, "loss", "mean")  # of `eval.select`
 ALL_TOGETHER = torch.tensor([-1])  # in the place of a client, where a mean loss stands for everybody's
-UNKNOWN = (
-    "privacy.secure with eval.metrics = 'aggregate-only': losses and scores reach the server as sums over clients, so "
-    "that the worst and best clients, improved clients (rho) and participants' losses are not known"
+NOT_KNOWN = (
+    "the server has sums of losses and scores alone, so that the worst and best clients, improved clients (rho) and "
+    "participants' losses are not known"
 )
 
 
@@ -139,4 +139,4 @@ def check_sums(setup: Setup) -> None:
             f"a sum is over at least {FEWEST} clients, but {n_clients} are evaluated (`eval.clients`), {n_tested} of "
             f"them with {setup.evaluation.part} examples{without}"
         )
-    logger.warning("%s", UNKNOWN)
+    logger.warning("privacy.secure with eval.metrics = 'aggregate-only': %s", NOT_KNOWN)
