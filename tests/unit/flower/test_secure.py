@@ -14,7 +14,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from scipy import stats
 
-from dqnfed import Evaluation, RunResult, run
+from dqnfed import Evaluation, Policy, RunResult, run
 from dqnfed.algorithms.ditto import Ditto
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
@@ -33,6 +33,7 @@ from dqnfed.secure.rows import cosines, padded_row
 from dqnfed.secure.sums import Number, moments, padded_numbers, rounded_score, unpadding_numbers
 from tests.helpers.bowls import BOWLS, Case
 from tests.helpers.flower import Fault, Moment, at, has_forgotten, is_dead, no_fault, with_faults
+from tests.helpers.flower import deployed as plainly_deployed
 from tests.helpers.turns import relative_distance
 
 QUIET = Evaluation(every=3, participants=False)
@@ -115,6 +116,24 @@ def nonces(grid: Watched) -> list[bytes]:
     return list(dict.fromkeys(each["nonce"] for each in pad_settings(grid)))
 
 
+def assert_pads_are_used_once(*grids: Watched) -> None:
+    """Record the hash and the words of every padded reply: no client pads for a message twice, and no words repeat."""
+    for number in range(6):
+        context = grids[-1].contexts[100 + number]
+        digests = list(context.state["dqnfed-secure-used"]["digests"])  # type: ignore[call-overload,index]
+        assert len(set(digests)) == len(digests) >= 2
+    replies = [reply for grid in grids for reply in grid.received if reply.has_content()]
+    words = [
+        array.numpy().tobytes()
+        for reply in replies
+        for key, array in reply.content.array_records.get("padded", {}).items()
+        if key.endswith(("words", "numbers"))
+    ]
+    assert len(set(words)) == len(words) >= 12
+    asked = [nonce for grid in grids for nonce in nonces(grid)]
+    assert len(set(asked)) == len(asked)
+
+
 def keys(grid: Watched) -> set[str]:
     return {each["context"] for each in pad_settings(grid)}
 
@@ -133,11 +152,35 @@ def test_the_model_is_the_simulators(algorithm: AnyAlgorithm, share: float, case
     assert len(keys(grid)) == 1, "one common key as long as the clients are the same"
 
 
+def in_the_open(
+    algorithm: AnyAlgorithm, case: Case, fault_at: Callable[[Moment], Fault | None] = no_fault, **options: Any
+) -> RunResult:
+    return plainly_deployed(algorithm, case, fault_at, evaluation=QUIET, policy=Policy(drop_share=0.0), **options)
+
+
 def test_a_client_that_is_silent_in_a_round_is_not_in_its_sum(case: Case) -> None:
     grid = grid_of(MGDA(), case, fresh_identities(6), at(2, 1, is_dead))
     found = deployed(MGDA(), case, grid)
     assert [d["client"] for d in found.history[2]["dropped"]] == [2]
     assert [record["status"] for record in found.history[1:]] == ["next"] * 3
+    assert relative_distance(found.theta, in_the_open(MGDA(), case, at(2, 1, is_dead), rounds=3).theta) <= 1e-6
+    assert_pads_are_used_once(grid)
+
+
+def test_a_client_that_is_lost_within_a_step_costs_the_round(case: Case) -> None:
+    """It has replied, and does not answer the question for products with the last step."""
+
+    def lost(message: Message, context: Context) -> Message:
+        about: Any = message.content["about"]
+        if about.get("question") == "products" and client_number(context) == 3 and about["round"] == 1:
+            raise TimeoutError
+        return inner(message, context)
+
+    grid = grid_of(DQNFed(), case, fresh_identities(6))
+    inner, grid._app = grid._app, lost
+    found = deployed(DQNFed(), case, grid)
+    assert [record["status"] for record in found.history[1:]] == ["next", "hold", "next"]
+    assert_pads_are_used_once(grid)
 
 
 def test_a_client_that_left_and_came_back_has_a_new_key_each_time(case: Case) -> None:
@@ -156,6 +199,8 @@ def test_a_client_that_left_and_came_back_has_a_new_key_each_time(case: Case) ->
     assert [d["client"] for d in found.history[2]["dropped"]] == [4]
     assert len(keys(grid)) == 3
     assert len(nonces(grid)) == 4
+    assert relative_distance(found.theta, in_the_open(FedAvg(), case, at(4, 1, is_dead), rounds=4).theta) <= 1e-6
+    assert_pads_are_used_once(grid)
 
 
 def test_a_resumed_server_uses_no_pad_twice(case: Case, tmp_path: Path) -> None:
@@ -166,8 +211,7 @@ def test_a_resumed_server_uses_no_pad_twice(case: Case, tmp_path: Path) -> None:
     second.contexts = first.contexts
     found = deployed(DQNFed(), case, second, rounds=4, out=tmp_path / "run", resume=True)
     assert relative_distance(found.theta, expected.theta) <= 1e-6
-    used = nonces(first) + nonces(second)
-    assert len(set(used)) == len(used)
+    assert_pads_are_used_once(first, second)
 
 
 def test_a_client_replies_once_to_a_message(case: Case) -> None:
