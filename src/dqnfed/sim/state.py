@@ -68,7 +68,9 @@ class Evaluation:
     participants_every: int = 1  # rounds between these
     part: str = "test"  # train | validation | test: the examples that the score is taken on
     clients: int | None = None  # so many are evaluated, a stratified sample; None: all, of more than 10,000 1,000
-    metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
+    metrics: str = (
+        "per-client"  # per-client | aggregate-only: nothing about single clients is written or, if secure, seen
+    )
     patience: int | None = None  # evaluations without a better mean validation score before the run stops
     select: str = LAST  # last | loss | mean | worst10 | worst5 | min: which model is kept, by validation examples
 
