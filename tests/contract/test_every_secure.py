@@ -8,6 +8,7 @@ import pytest
 
 from dqnfed import Evaluation, RunResult, run
 from dqnfed.algorithms import REGISTRY
+from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.sim.setup import cohort_size
 from tests.contract.cases import METHODS, suited_case
@@ -54,3 +55,30 @@ def test_secure_steps_are_the_plain_ones(name: str, share: float) -> None:
     secure = three_rounds(algorithm, name, share, secure=True)
     assert [record["status"] for record in secure.history] == [record["status"] for record in plain.history]
     assert relative_distance(secure.theta, plain.theta) <= TOLERANCE
+
+
+PARTS = {
+    "local training": DQNFed(local="sgd", epochs=2, lr=0.1),
+    "local training, mini-batches": DQNFed(local="sgd", epochs=1, batch_size=4, lr=0.1),
+    "identity metric": DQNFed(metric="identity"),
+    "identity rates": DQNFed(rates="identity"),
+    "fixed step": DQNFed(step="fixed", step_size=0.3),
+    "votes": DQNFed(step="votes"),
+    "line search": DQNFed(step="line-search"),
+    "exact rates": DQNFed(constraint="exactly"),
+    "stop at a Pareto point": DQNFed(beyond="stop"),
+}
+
+
+WITH_PART = [name for name in PARTS if name != "line search"]  # which needs everybody
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "share"), [*((name, 1.0) for name in PARTS), *((n, 2 / 3) for n in WITH_PART)])
+def test_dqn_fed_is_private_with_each_of_its_parts(part: str, share: float) -> None:
+    algorithm = PARTS[part]
+    plain = three_rounds(without_cache(algorithm), "dqn-fed", share, secure=False)
+    secure = three_rounds(algorithm, "dqn-fed", share, secure=True)
+    assert [record["status"] for record in secure.history] == [record["status"] for record in plain.history]
+    assert relative_distance(secure.theta, plain.theta) <= TOLERANCE
+    assert not (secure.theta == suited_case("dqn-fed").problem.theta0).all(), "it has moved"

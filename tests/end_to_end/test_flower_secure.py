@@ -69,3 +69,22 @@ def test_fair_steps_under_pads_are_those_of_the_simulator(
     assert found.summary["n_dropped"] == 0
     assert (found.theta - plain.theta).abs().max() <= 1e-6
     assert found.summary["accuracy"] == pytest.approx(plain.summary["accuracy"])
+
+
+def test_evaluation_under_pads_gives_the_simulators_sums(
+    deployment: Deployment, rosters: list[str], tmp_path: Path
+) -> None:
+    app = tmp_path / "summed_app"
+    new_app(app, clients=N_CLIENTS, algorithm="fedavg", rounds=1)
+    changes = [*EXACT, "privacy.secure=true", "eval.metrics='aggregate-only'"]
+    keys = {"out": str(app / "run"), "set": "; ".join([*changes, f"privacy.roster={rosters}"])}
+    done = deployment.run(app, " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items()))
+    assert (app / "run" / "summary.json").is_file(), done.stdout[-4000:] + done.stderr[-2000:]
+    found = RunResult.load(app / "run")
+    (experiment,) = app.rglob("experiment.toml")
+    expected = run_experiment(read_config(str(experiment), [*changes, "train.rounds=1"]), None)
+    for record, usual in zip(found.history, expected.history, strict=True):
+        assert record["accuracy"]["mean"] == pytest.approx(usual["accuracy"]["mean"], rel=1e-9)
+        assert record["train_loss"]["mean"] == pytest.approx(usual["train_loss"]["mean"], rel=1e-6)
+        assert record["accuracy"]["std"] is record["accuracy"]["worst10"] is None, "of four clients"
+    assert found.client_rows == []

@@ -65,6 +65,8 @@ class FastReplies(Replies[U]):
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
         rows = super().rows(field)
+        if rows.device.type == "cpu":
+            return super().combine(field, weights)
         return super().combine(field, to_device_async(rows.device, torch.as_tensor(weights), rows.dtype))
 
     def put(self, field: str, places: Tensor, store: Tensor, slots: Tensor) -> Tensor:

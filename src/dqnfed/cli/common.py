@@ -325,16 +325,19 @@ def print_epsilons(folder: Path, quiet: bool) -> None:
 
 
 def print_result(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
+    from dqnfed.maths.fairness import known_measures
     from dqnfed.report.noise import noise_line
     from dqnfed.sim.selection import kept_line
 
     accuracy = summary["accuracy"]
     rho = "" if summary["rho_mean"] is None else f", improved clients {100 * summary['rho_mean']:.1f} %"
+    named = {"mean": "mean", "std": "std", "worst10": "worst 10 %", "best10": "best 10 %"}
+    shown = ", ".join(f"{named[key]} {two_digits(accuracy[key])}" for key in known_measures(accuracy, list(named)))
     console.print(
-        f"{summary['algorithm']} on {summary['name']}, {summary['rounds']} rounds: {summary['score']} mean "
-        f"{two_digits(accuracy['mean'])}, std {two_digits(accuracy['std'])}, worst 10 % "
-        f"{two_digits(accuracy['worst10'])}, best 10 % {two_digits(accuracy['best10'])}{rho}"
+        f"{summary['algorithm']} on {summary['name']}, {summary['rounds']} rounds: {summary['score']} {shown}{rho}"
     )
+    if "summed" in summary:
+        console.print(f"evaluation under pads: {summary['summed']}", soft_wrap=True, highlight=False)
     if line := kept_line(summary):
         console.print(line, soft_wrap=True, highlight=False)
     if "noise" in summary:

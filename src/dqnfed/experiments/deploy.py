@@ -38,7 +38,8 @@ def deployed_client(
     device = chosen_device(config.run.device)
     privacy = privacy_of(config)
     identity = pad_identity(config, node_config or {}) if config.privacy.secure else None
-    return Client(build_algorithm(config), problem.to(device), data.to(device), privacy, identity)
+    sums_only = config.privacy.secure and config.eval.metrics == "aggregate-only"
+    return Client(build_algorithm(config), problem.to(device), data.to(device), privacy, identity, sums_only)
 
 
 def deployed_strategy(

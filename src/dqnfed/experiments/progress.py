@@ -19,6 +19,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from dqnfed.maths.fairness import known_measures
+
 
 def run_bars(console: Console | None, *, enabled: bool = True) -> Progress:
     """Return bars that count rounds, with the numbers of the model beside them."""
@@ -65,7 +67,9 @@ def current_numbers(record: Mapping[str, Any]) -> str:
         return ""
     rho = record.get("rho")
     improved = "" if rho is None else f", improved {100 * rho:.0f} %"
-    return f"mean {accuracy['mean']:.1f}, std {accuracy['std']:.1f}, worst 10 % {accuracy['worst10']:.1f}{improved}"
+    named = {"mean": "mean", "std": "std", "worst10": "worst 10 %"}
+    shown = [f"{named[key]} {accuracy[key]:.1f}" for key in known_measures(accuracy, list(named))]
+    return f"{', '.join(shown)}{improved}"
 
 
 class RunBoard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -20,13 +21,22 @@ from dqnfed.flower.app import client_number
 from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag, Tags
 from dqnfed.flower.privacy import Privacy, count_releases, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
-from dqnfed.flower.secure_client import products_reply, secure_reply, shared_keys, unpad_reply
+from dqnfed.flower.secure_client import (
+    products_reply,
+    secure_reply,
+    shared_keys,
+    summed_reply,
+    unpad_reply,
+    unpad_sums_reply,
+)
 from dqnfed.flower.secure_records import SECURE
 from dqnfed.secure.keys import Identity
 from dqnfed.secure.methods import secure_method
 from dqnfed.secure.records import check_memory, step_on_records
+from dqnfed.secure.sums import Number
 from dqnfed.sim.accelerate import acceleration
 from dqnfed.sim.clients import Measured, evaluate
+from dqnfed.sim.sums import LOSS, PART_LOSS, PART_SCORE, SCORES, SQUARES, summed_score
 from dqnfed.sim.tasks import TaskBuilder
 
 ALONE = torch.zeros(1, dtype=torch.long)
@@ -41,9 +51,12 @@ class Client:
     data: Federation  # of one client: `Federation.from_clients([(inputs, targets)])`, or `whole.only(number)`
     privacy: Privacy | None = None
     secure: Identity | None = None  # its key and the roster of keys: replies then leave under pads alone
+    sums_only: bool = False  # with a key: what it measures leaves under pads too, for sums alone
 
     def __post_init__(self) -> None:
         refuse_reference(self.algorithm, "on Flower")
+        if self.sums_only and self.secure is None:
+            raise ValueError("`sums_only` needs `secure`, the client's key: without it nothing is padded.")
         if self.data.n_clients != 1:
             raise ValueError(
                 f"a node holds the data of one client, but was given {self.data.n_clients}; "
@@ -124,6 +137,8 @@ class _Request:
             raise ValueError(f"client {self._number} has no key for secure aggregation (`pad-key` of its node config).")
         if question == "share-key":
             return shared_keys(identity, self._number, self._about)
+        if question == "unpad-sums":
+            return unpad_sums_reply(identity, self._number, self._content, self._context)
         if question == "products":
             return products_reply(self._algorithm, self._number, self._content, self._context)
         bounds = float(self._about["rate-bounds"])  # type: ignore[arg-type]
@@ -146,6 +161,8 @@ class _Request:
     def evaluate(self) -> RecordDict:
         """Return the client's loss and scores at the models of the message, and who it is."""
         data, arrays = self._client.data, named_arrays(self._arrays("models"), self._device)
+        if self._client.sums_only:
+            return self._evaluate_for_sums(arrays)
         loss = math.nan
         if self._about["with-loss"]:
             theta = self._trained_model(arrays)
@@ -155,22 +172,62 @@ class _Request:
             examples = data.examples(str(self._about["part"]))  # type: ignore[arg-type]
             models = self._models(arrays)
             found = {name: evaluate(self._problem, theta, examples, ALONE) for name, theta in models.items()}
-        facts: dict[str, Any] = {
-            "client": self._number,
-            "name": data.names[0],
-            "group": data.groups[0] if data.groups else "",
-            "models": list(found),
-            "forgot": self._forgot,
-        }
         numbers: dict[str, Any] = {
             "loss": loss,
             "scores": [float(each.scores) for each in found.values()],
             "losses": [float(each.loss) for each in found.values()],  # on the examples of the scores
+        }
+        return self._described(numbers, {"models": list(found), "forgot": self._forgot})
+
+    def _described(self, numbers: dict[str, Any], facts: dict[str, Any]) -> RecordDict:
+        """Return who the client is and how many examples it has, beside what it measured."""
+        data = self._client.data
+        who: dict[str, Any] = {
+            "client": self._number,
+            "name": data.names[0],
+            "group": data.groups[0] if data.groups else "",
+        }
+        sizes = {
             "n-train": int(data.train.sizes[0]),
             "n-test": int(data.test.sizes[0]),
             "n-validation": 0 if data.validation is None else int(data.validation.sizes[0]),
         }
-        return RecordDict({"evaluation": MetricRecord(numbers), "about": ConfigRecord(facts)})
+        return RecordDict({"evaluation": MetricRecord({**numbers, **sizes}), "about": ConfigRecord({**who, **facts})})
+
+    def _evaluate_for_sums(self, arrays: dict[str, Tensor]) -> RecordDict:
+        """Return what is to be summed, under pads, and who the client is; nothing that it measured in the open."""
+        names: Any = self._about.get("sums", [])
+        if (SECURE not in self._content) if names else (self._about["with-loss"] or self._about["with-scores"]):
+            raise ValueError(
+                f"client {self._number} gives losses and scores for sums under pads alone (`eval.metrics` = "
+                "'aggregate-only'), but the server asks otherwise; give both the same settings."
+            )
+        content = self._described({}, {"forgot": self._forgot})
+        if names:
+            identity, numbers = self._client.secure, self._numbers(names, arrays)
+            assert identity is not None
+            known = identity, self._number, numbers, arrays, self._content, self._context
+            content["padded"] = summed_reply(*known)
+        return content
+
+    def _numbers(self, names: Sequence[str], arrays: dict[str, Tensor]) -> list[Number]:
+        """Return the numbers of a question for sums, in its order."""
+        problem, data, is_squared = self._problem, self._client.data, SQUARES in names
+        models, examples = self._models(arrays), data.examples(str(self._about["part"]))  # type: ignore[arg-type]
+        found: list[Number] = []
+        for name in names:
+            if name == LOSS:
+                loss = evaluate(problem, self._trained_model(arrays), data.train, ALONE, with_score=False).loss
+                found.append(Number(float(loss)))
+            elif name in (SCORES, PART_SCORE):
+                wanted = models.values() if name == SCORES else list(models.values())[:1]
+                scores = [float(evaluate(problem, theta, examples, ALONE).scores) for theta in wanted]
+                found += [Number(summed_score(problem, score), is_squared and name == SCORES) for score in scores]
+            elif name == PART_LOSS:
+                found.append(Number(float(evaluate(problem, next(iter(models.values())), examples, ALONE).loss)))
+            elif name != SQUARES:
+                raise ValueError(f"client {self._number} measures nothing that is called '{name}'.")
+        return found
 
     def _models(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the models to evaluate: those that were sent or, where they are the client's own, from its memory."""

@@ -112,10 +112,12 @@ def run_in_process(
     """Return what `dqnfed.run` returns, computed through Flower's strategy, messages and client apps."""
 
     identities = fresh_identities(federation.n_clients) if secure else []
+    sums_only = secure and (evaluation or Evaluation()).metrics == "aggregate-only"
 
     def describe(context: Context) -> Client:
         number = client_number(context)
-        return Client(algorithm, problem, federation.only(number), privacy, identities[number] if secure else None)
+        identity = identities[number] if secure else None
+        return Client(algorithm, problem, federation.only(number), privacy, identity, sums_only)
 
     node_config = {} if memory_dir is None else {"memory-dir": str(memory_dir)}
     grid = InProcessGrid(client_app(describe), federation.n_clients, node_config=node_config)

@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from dqnfed.core.result import RunResult
 from dqnfed.core.tensors import named_parameters
 from dqnfed.flower.records import array_record
+from dqnfed.maths.fairness import known_measures
 from dqnfed.sim.ending import DIVERGED
 from dqnfed.sim.selection import kept_line
 
@@ -47,7 +48,8 @@ def flower_result(result: RunResult) -> Result:
             found.train_metrics_clientapp[record["round"] + 1] = MetricRecord(train)
         if record["accuracy"] is not None:
             evaluated = {"train_loss": record["train_loss"]["mean"], **record["accuracy"]}
-            known: dict[str, Any] = {key: float(value) for key, value in evaluated.items() if value is not None}
+            names = known_measures(evaluated, list(evaluated))
+            known: dict[str, Any] = {key: float(evaluated[key]) for key in names if evaluated[key] is not None}
             found.evaluate_metrics_clientapp[record["round"] + 1] = MetricRecord(known)
     return found
 
@@ -56,7 +58,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
     parts = [] if record["loss_after"] is None else [f"participants' loss {record['loss_after']:.4g}"]
     if record["accuracy"] is not None:
         accuracy = record["accuracy"]
-        parts.append(
-            f"score mean {accuracy['mean']:.2f}, std {accuracy['std']:.2f}, worst 10% {accuracy['worst10']:.2f}"
-        )
+        named = {"mean": "mean", "std": "std", "worst10": "worst 10%"}
+        shown = [f"{named[key]} {accuracy[key]:.2f}" for key in known_measures(accuracy, list(named))]
+        parts.append(f"score {', '.join(shown)}")
     return "; ".join(parts) or "not evaluated"

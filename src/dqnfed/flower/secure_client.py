@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
@@ -15,13 +15,16 @@ from dqnfed.flower.secure_records import SECURE, kept_reply, padded_content, rea
 from dqnfed.secure.distributed import with_shares
 from dqnfed.secure.keys import Identity, opened, sealed
 from dqnfed.secure.noise import Privacy
-from dqnfed.secure.pads import Message, PadKey, message_of
+from dqnfed.secure.pads import Message, PadKey, evaluation_of, message_of
 from dqnfed.secure.queries import ClientCheck, OwnReply, Refusal, own_products
 from dqnfed.secure.release import FEWEST
 from dqnfed.secure.replies import Like
 from dqnfed.secure.rows import padded_row
+from dqnfed.secure.sums import Number, padded_numbers, unpadding_numbers
 
-ROWS, FACTS, TYPES, USED = (f"dqnfed-secure-{name}" for name in ("rows", "facts", "types", "used"))  # of the state
+ROWS, FACTS, TYPES, USED, SUMMED = (  # of the state
+    f"dqnfed-secure-{name}" for name in ("rows", "facts", "types", "used", "summed")
+)
 MOST_PRODUCTS = 64  # of one row with vectors of the server's choice: as many numbers of it leave its client
 MOST_USED = 4096  # hashes of messages that a client remembers; each is of one message
 
@@ -77,6 +80,46 @@ def secure_reply(
     context.state[ROWS], context.state[FACTS] = kept_reply(own)
     context.state[TYPES] = array_record({name: t.new_zeros(0, *t.shape) for name, t in rows.items()})
     return padded_content(scalars, padded, ConfigRecord(dict(facts)))
+
+
+def summed_reply(
+    identity: Identity,
+    client: int,
+    numbers: Sequence[Number],
+    models: Mapping[str, Tensor],
+    content: RecordDict,
+    context: Context,
+) -> ArrayRecord:
+    """Return what the client measured under pads; what kind of sum it is for is kept for the question for the pads."""
+    secure: Any = content[SECURE]
+    about: Any = content["about"]
+    asked, names = [int(c) for c in secure["asked"]], [str(name) for name in about["sums"]]
+    key = common_key(identity, client, secure)
+    message = evaluation_of(str(about["run"]), int(about["round"]), names, models, asked, secure["nonce"])
+    _use_once(context, message)
+    words = padded_numbers(key, message, client, numbers)
+    squared = [each.squared for each in numbers]
+    facts = {"digest": message.digest, "asked": asked, "squared": squared, "is-answered": False}
+    context.state[SUMMED] = ConfigRecord(facts)  # type: ignore[arg-type]
+    return ArrayRecord({"numbers": Array(words)})
+
+
+def unpad_sums_reply(identity: Identity, client: int, content: RecordDict, context: Context) -> RecordDict:
+    """Return the sum of the pads of the clients that measured; once for what this client measured last."""
+    about: Any = content["about"]
+    facts: Any = context.state.get(SUMMED)
+    if not isinstance(facts, ConfigRecord) or bytes(facts["digest"]) != bytes(about["digest"]):  # type: ignore[arg-type]
+        raise Refusal(f"client {client} did not measure anything for the message that the question is about.")
+    if facts["is-answered"]:
+        raise Refusal(f"client {client} has unpadded the sums of this message already; it answers one question.")
+    asked: Any = facts["asked"]
+    squared: Any = facts["squared"]
+    message = Message(bytes(about["digest"]), tuple(sorted(int(c) for c in asked)))
+    words = unpadding_numbers(
+        common_key(identity, client, about), message, client, [int(c) for c in about["clients"]], list(squared)
+    )
+    context.state[SUMMED] = ConfigRecord({**facts, "is-answered": True})
+    return RecordDict({"pads": ArrayRecord({"numbers": Array(words)}), "about": ConfigRecord({"client": client})})
 
 
 def products_reply(algorithm: AnyAlgorithm, client: int, content: RecordDict, context: Context) -> RecordDict:

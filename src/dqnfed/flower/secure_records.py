@@ -18,7 +18,9 @@ from dqnfed.flower.records import array_record, kind_named, named_arrays
 from dqnfed.secure.pads import Message
 from dqnfed.secure.queries import Claims, OwnReply, Query, Released
 from dqnfed.secure.replies import Like, View
+from dqnfed.secure.ring import Words
 from dqnfed.secure.rows import PaddedRow
+from dqnfed.secure.sums import LIMBS
 
 SECURE, UPDATE, PADDED = "secure", "update", "padded"  # records of messages
 
@@ -64,6 +66,14 @@ def read_padded(content: RecordDict, layout: Layout, n_asked: int, *, with_produ
             raise Refused(f"the norm of its {name} is not a number of at least 0")
         rows[name] = PaddedRow(words, corrections, float(norm))
     return PaddedReply(found, rows)
+
+
+def read_words(arrays: ArrayRecord, n: int) -> Words:
+    """Return n padded whole numbers of what clients measure."""
+    words = arrays["numbers"].numpy() if "numbers" in arrays else np.zeros(0)
+    if words.dtype != np.uint64 or words.shape != (n, LIMBS):
+        raise Refused(f"its padded numbers are not {n} whole numbers of {LIMBS} words")
+    return np.array(words)
 
 
 def _scalar(arrays: ArrayRecord, name: str, dtype: torch.dtype) -> Tensor:

@@ -18,17 +18,20 @@ from dqnfed.core.tensors import from_named_tensors, stack, tensors
 from dqnfed.flower.checks import LOSSES, Refused, record, slack
 from dqnfed.flower.exchange import first_line
 from dqnfed.flower.records import array_record, kind_named
-from dqnfed.flower.secure_records import SECURE, PaddedReply, likes_by_layout, query_content, read_padded
+from dqnfed.flower.secure_records import SECURE, PaddedReply, likes_by_layout, query_content, read_padded, read_words
 from dqnfed.secure.pads import Message as Padded
-from dqnfed.secure.pads import fresh_nonce, message_of
+from dqnfed.secure.pads import fresh_nonce
 from dqnfed.secure.queries import Claims, Query
 from dqnfed.secure.release import FEWEST, LostClients, Revealing
 from dqnfed.secure.replies import SecureReplies, View, norms_in_place
 from dqnfed.secure.ring import FloatArray, Words
 from dqnfed.secure.source import PaddedSource
-from dqnfed.sim.clients import Traffic
+from dqnfed.sim.clients import SumQuestion, Sums, Traffic
+from dqnfed.sim.state import Setup
+from dqnfed.sim.sums import are_enough, read_sums
 
 logger = logging.getLogger("dqnfed")
+Hashed = Callable[[Sequence[int], bytes], Padded]  # the hash of a message, from the clients asked and a nonce
 Ask = Callable[[Mapping[int, RecordDict]], tuple[dict[int, Any], dict[int, str]]]  # contents and faults by client
 
 
@@ -76,7 +79,7 @@ class SecureServer:
         raise ValueError(f"no client shares a common key: {_listed(reasons)}")
 
     def address(
-        self, messages: Iterable[Message], client_of: Mapping[int, int], sent: Any, about: Any
+        self, messages: Iterable[Message], client_of: Mapping[int, int], hashed: Hashed, about: Any
     ) -> list[Message]:
         """Return the messages, each with the sealed key of its client, the clients asked and a fresh nonce."""
         messages = list(messages)
@@ -87,7 +90,7 @@ class SecureServer:
             return []
         nonce, self.traffic = fresh_nonce(), Traffic()
         self._about = dict(about)
-        self._message = message_of(str(about["run"]), int(about["round"]), int(about["phase"]), sent, asked, nonce)
+        self._message = hashed(asked, nonce)
         for message in kept:
             client = client_of[message.metadata.dst_node_id]
             message.content[SECURE] = ConfigRecord({**self._key_of(client), "asked": asked, "nonce": nonce})
@@ -157,6 +160,28 @@ class SecureServer:
             reasons |= faults
             logger.warning("client %d does not unpad: %s", client, first_line(faults[client]))
         raise Revealing(f"no client unpads the sum: {_listed(reasons)}")
+
+    def sums(self, setup: Setup, question: SumQuestion, found: Mapping[int, Words]) -> Sums | None:
+        """Return what follows from the clients' words; None where these are too few, or nobody takes the pads off."""
+        clients = sorted(found)
+        if not are_enough(setup, question, torch.tensor(clients, dtype=torch.long)):
+            logger.warning("clients %s are too few for sums of what they measured", clients)
+            return None
+        assert self._message is not None
+        first = int.from_bytes(self._message.digest[:4], "big") % len(clients)
+        about = {**self._about, "question": "unpad-sums", "digest": self._message.digest, "clients": clients}
+        for client in (*clients[first:], *clients[:first]):
+            contents, faults = self._ask(
+                {client: RecordDict({"about": ConfigRecord({**about, **self._key_of(client)})})}
+            )
+            try:
+                if client not in contents:
+                    raise Refused(faults[client])
+                pads = read_words(record(contents[client], "pads", ArrayRecord), len(found[client]))
+                return read_sums(setup, question, found, pads)
+            except Exception as error:  # whatever a client sends
+                logger.warning("client %d does not unpad what was measured: %s", client, first_line(error))
+        return None
 
     def _key_of(self, client: int) -> dict[str, Any]:
         assert self._shared is not None

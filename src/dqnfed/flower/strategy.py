@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,23 @@ from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.records import array_record, encoded, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster, changed_sizes
-from dqnfed.flower.secure_server import SecureServer
+from dqnfed.flower.secure_records import read_words
+from dqnfed.flower.secure_server import Hashed, SecureServer
 from dqnfed.secure.methods import secure_method
 from dqnfed.secure.noise import Privacy
+from dqnfed.secure.pads import evaluation_of, message_of
+from dqnfed.secure.sums import n_wholes
 from dqnfed.sim.accelerate import acceleration
 from dqnfed.sim.checkpoint import checkpoint_rounds
 from dqnfed.sim.claims import checked_share, few_clients
-from dqnfed.sim.clients import Answers, Evaluated, Validated
+from dqnfed.sim.clients import Answers, Evaluated, SumQuestion, Sums, Validated
 from dqnfed.sim.engine import run_loop
 from dqnfed.sim.observers import Observer
 from dqnfed.sim.private import check_privacy
 from dqnfed.sim.sampling import Sampling, as_sampling
 from dqnfed.sim.setup import cohort_size, plain_config
 from dqnfed.sim.state import Evaluation, Setup, State
+from dqnfed.sim.sums import squared_numbers
 from dqnfed.sim.tasks import TaskBuilder
 
 logger = logging.getLogger("dqnfed")
@@ -125,6 +130,7 @@ class Strategy(FlowerStrategy):
         self._refused: list[dict[str, Any]] = []  # evaluations since the last record
         self._faults: set[str] = set()  # why nodes did not report which client they are
         self._secure = SecureServer(self._algorithm, problem, self._ask) if secure else None
+        self._sums_only = secure and self._evaluation.metrics == "aggregate-only"
         self._grid: Grid
 
     @property
@@ -199,7 +205,8 @@ class Strategy(FlowerStrategy):
         about = ConfigRecord({"kind": type(sent).__name__, "round": state.round, "phase": phase})
         messages = self.configure_train(state.round + 1, encoded(sent), about, self._grid)
         if self._secure is not None:
-            messages = self._under_pads(messages, sent, self._about(about))
+            hashed = partial(message_of, self._key, state.round, phase, sent)
+            messages = self._under_pads(messages, hashed, self._about(about))
         self.aggregate_train(state.round + 1, self._exchanged(messages))
         assert self._answers is not None
         return self._answers
@@ -231,6 +238,26 @@ class Strategy(FlowerStrategy):
             torch.tensor([each.losses[0] for each in found], dtype=torch.float64),
             torch.tensor([each.scores[0] for each in found], dtype=torch.float64),
         )
+
+    def sums(self, setup: Setup, state: State, question: SumQuestion) -> Sums | None:
+        """Return sums of what the clients measure at the present model; nobody's own numbers reach the server."""
+        assert self._secure is not None
+        self._address(question.clients, state)
+        arrays, about = self._models(state.server, state.round, question.part, with_scores=True)
+        about["sums"] = list(question.names)
+        messages = self.configure_evaluate(state.round + 1, arrays, about, self._grid)
+        hashed = partial(evaluation_of, self._key, state.round, question.names, named_arrays(arrays))
+        contents, faults = self._by_client(self._exchanged(self._under_pads(messages, hashed, self._about(about))))
+        n, found = n_wholes(squared_numbers(question.names, len(setup.model_names))), {}
+        for client, content in contents.items():
+            try:
+                if change := changed_sizes(checks.read_member(content), self._roster.members[client]):
+                    raise checks.Refused(change)
+                found[client] = read_words(checks.record(content, "padded", ArrayRecord), n)
+            except Exception as error:  # as above
+                faults[client] = f"its reply is refused: {first_line(error)}"
+        self._note_silent(faults, state.round)
+        return self._secure.sums(setup, question, found)
 
     def _ask_to_evaluate(
         self, clients: Tensor, state: State, part: str, *, with_scores: bool, with_loss: bool = True
@@ -304,10 +331,14 @@ class Strategy(FlowerStrategy):
             except Exception as error:  # as above
                 faults[client] = f"its reply is refused: {first_line(error)}"
         faults |= self._without_far_off()
-        for client, why in sorted(faults.items()):
-            logger.warning("evaluation after round %d: client %d is silent, %s", server_round - 1, client, why)
-        self._refused += [{"client": client, "why": why} for client, why in sorted(faults.items())]
+        self._note_silent(faults, server_round - 1)
         return MetricRecord({"replies": len(self._evaluated), "silent": len(faults)})
+
+    def _note_silent(self, faults: Mapping[int, str], round: int) -> None:
+        """Write down whose evaluation is missing, and why."""
+        for client, why in sorted(faults.items()):
+            logger.warning("evaluation after round %d: client %d is silent, %s", round, client, why)
+        self._refused += [{"client": client, "why": why} for client, why in sorted(faults.items())]
 
     def _without_far_off(self) -> dict[int, str]:
         """Leave out evaluations whose losses are far above all that is usual, and return whose, and why."""
@@ -326,13 +357,13 @@ class Strategy(FlowerStrategy):
             return self._secure.replies(updates, self._expects)
         return self._faster.replies(stack([updates[client] for client in sorted(updates)]))
 
-    def _under_pads(self, messages: Iterable[Message], sent: Any, about: ConfigRecord) -> list[Message]:
+    def _under_pads(self, messages: Iterable[Message], hashed: Hashed, about: ConfigRecord) -> list[Message]:
         """Return the messages with what clients need to pad their replies; they have a common key by then."""
         assert self._secure is not None
         online = set(self._grid.get_node_ids())
         client_of = {node: client for client, node in self._roster.node_of.items() if node in online}
         self._secure.share_key(self._key, list(client_of.values()), about)
-        return self._secure.address(messages, client_of, sent, about)
+        return self._secure.address(messages, client_of, hashed, about)
 
     def _ask(self, contents: Mapping[int, RecordDict]) -> tuple[dict[int, Any], dict[int, str]]:
         """Return what clients answer to questions of their own, and why others do not."""
@@ -500,7 +531,11 @@ class Strategy(FlowerStrategy):
         nodes = dict.fromkeys(self._roster.unidentified(online), Tags())
         if not nodes:
             return
-        arrays, config = self._models(server, round, self._evaluation.part, with_scores=with_scores)
+        with_scores = with_scores and not self._sums_only
+        with_loss = not self._sums_only
+        arrays, config = self._models(
+            server, round, self._evaluation.part, with_scores=with_scores, with_loss=with_loss
+        )
         messages = messages_to(nodes, MessageType.EVALUATE, "models", arrays, self._about(config))
         found = received(messages, self._grid.send_and_receive(messages, timeout=self._policy.timeout))
         for node, why in found.faults.items():

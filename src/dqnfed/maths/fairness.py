@@ -6,6 +6,7 @@ negative values and are NaN there.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +51,24 @@ def fairness_summary(
     found |= {"min": float(a.min()), "max": float(a.max())}
     found["weighted_mean"] = average if weights is None else weighted_mean(a, weights)
     return found
+
+
+def summary_of_moments(mean: float, std: float, n: int, *, nonnegative: bool) -> dict[str, float]:
+    """Return the measures that follow from mean and standard deviation of n values; NaN for all others."""
+    found = dict.fromkeys(fairness_summary(np.ones(1)), math.nan)
+    found |= {"mean": mean, "std": std, "angle": math.degrees(math.atan2(std, mean))}
+    found["cov"] = std / abs(mean) if mean != 0.0 else math.inf
+    if nonnegative:
+        found["jain"] = mean**2 / (mean**2 + std**2) if mean != 0.0 else 1 / n
+    if nonnegative and mean == 0.0:  # nobody is served
+        found |= {"angle": 90.0, "cov": math.sqrt(n - 1)}
+    return found
+
+
+def known_measures(summary: Mapping[str, float | None], names: Sequence[str]) -> list[str]:
+    """Return the names of the measures that are known; of sums over the clients, neither the worst nor the best are."""
+    unknown = {name for name in names if (value := summary.get(name)) is None or math.isnan(value)}
+    return [name for name in names if name not in unknown] or list(names)
 
 
 def worst(values: Values, share: float, *, higher_is_better: bool = True) -> float:

@@ -10,13 +10,15 @@ from torch import Tensor
 
 FloatArray = NDArray[np.float64]
 BLOCK = 32768  # columns a block: long enough for BLAS to run at full speed, short enough to sum in float32
+FEW = 2**22  # multiplications on a processor, of which float64 costs nothing that is noticed
 
 
 def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block: int = BLOCK) -> Tensor:
     """Return G [G; extra]' as a float64 matrix on the CPU, [K, K] or with extra rows [m, n] next to it [K, K + m].
 
-    Columns are taken in blocks: one product a block in the precision of G (float32 at least), summed in float64, so
-    that nothing n-long is allocated. `extra` may be several matrices; their products come in order.
+    Columns are taken in blocks: one product a block in the precision of G (float32 at least, float64 where these are
+    few), summed in float64, so that nothing n-long is allocated. `extra` may be several matrices; their products come
+    in order.
     """
     if G.ndim != 2:
         raise ValueError(
@@ -35,7 +37,7 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
 
 def cross_products(G: Tensor, H: Tensor, *, block: int = BLOCK) -> Tensor:
     """Return G H' as a float64 matrix on the CPU, in blocks as `gramian` does."""
-    dtype = torch.promote_types(G.dtype, torch.float32)
+    dtype = torch.float64 if _are_few(G, len(G) * H.numel()) else torch.promote_types(G.dtype, torch.float32)
     total = torch.zeros(len(G), len(H), dtype=torch.float64, device=G.device)
     with full_precision():
         for start in range(0, G.shape[1], block):
@@ -56,13 +58,22 @@ def full_precision() -> Iterator[None]:
 
 
 def combine(weights: Tensor, G: Tensor) -> Tensor:
-    """Return weights @ G [n], in the precision and on the device of G, from one pass over G."""
+    """Return weights @ G [n], in the precision and on the device of G, from one pass over G.
+
+    Where that is little work it is computed in float64, and rounded.
+    """
     if weights.ndim != 1 or G.ndim != 2 or weights.shape[0] != G.shape[0]:
         raise ValueError(
             f"one weight per row is needed, but weights have shape {tuple(weights.shape)} and G {tuple(G.shape)}."
         )
+    if _are_few(G, G.numel()):
+        return (weights.double() @ G.double()).to(G.dtype)
     # from pageable memory the copy does not wait for the device's earlier work, and is safe all the same
     return weights.to(G.device, G.dtype, non_blocking=True) @ G
+
+
+def _are_few(G: Tensor, n_products: int) -> bool:
+    return G.device.type == "cpu" and n_products <= FEW
 
 
 def norm_of(v: Tensor) -> float:

@@ -89,10 +89,23 @@ def block(data: Json) -> str:
     for method in methods:
         chosen = [[r["noise_multiplier"] for r in _of(data, method, b)] for b in budgets]
         lines.append(f"| `{method}` | {' | '.join(f'{fmean(each):.2f}' if each else '' for each in chosen)} |")
-    early = [f"`{r['method']}` at epsilon {r['epsilon']:g}, seed {r['seed']}" for r in runs if r["status"] == "stopped"]
-    if early:
-        lines += ["", f"Stopped before their last round: {'; '.join(early)}."]
+    n_rounds = max(run["rounds"] for run in runs)
+    if early := _named([run for run in runs if run["rounds"] < n_rounds]):
+        lines += ["", f"Ended before round {n_rounds}: {early}."]
+    if diverged := _named([run for run in runs if run["status"] == "diverged"]):
+        lines += ["", f"Losses at the end above twice the start's (status `diverged`): {diverged}."]
     return "\n".join(lines)
+
+
+def _named(runs: Sequence[Json]) -> str:
+    """Return which runs these are."""
+    seeds: dict[tuple[str, float], list[str]] = {}
+    for run in runs:
+        seeds.setdefault((run["method"], run["epsilon"]), []).append(str(run["seed"]))
+    return "; ".join(
+        f"`{method}` at epsilon {epsilon:g}, seed{'s' if len(known) > 1 else ''} {', '.join(known)}"
+        for (method, epsilon), known in seeds.items()
+    )
 
 
 def _of(data: Json, method: str, epsilon: float) -> list[Json]:

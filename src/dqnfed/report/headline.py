@@ -193,6 +193,8 @@ def methods_sentences(experiment: Experiment) -> list[str]:
     silent = [label for label, value in zip(labels, means, strict=True) if not math.isfinite(value)]
     if silent:
         told.append(f"Without a finite {unit.name}: {', '.join(silent)}.")
+    if summed := [m.label for m in experiment.methods if any("summed" in run.summary for run in m.runs)]:
+        told.append(f"The server had sums of scores alone with {', '.join(summed)}: nobody's own score is known.")
     return told
 
 

@@ -22,7 +22,7 @@ class RingOverflow(ValueError):
 
 def encoded(values: FloatArray, *, bits: int = FRACTION_BITS, bound: float = 1.0) -> Words:
     """Return the values as words of `bits` binary places; refuses a value above `bound` or not finite."""
-    largest = float(np.abs(values).max(initial=0.0))
+    largest = largest_size(values)
     if not largest <= bound * (1.0 + 1e-9):  # a unit vector's entry may be rounded up; NaN is refused too
         raise RingOverflow(
             f"values in the ring must be finite and at most {bound:g} in size, but the largest is {largest:g}; "
@@ -33,7 +33,13 @@ def encoded(values: FloatArray, *, bits: int = FRACTION_BITS, bound: float = 1.0
             f"a bound of {bound:g} with {bits} binary places needs more than 62 bits, but a word has 64 and one is for "
             "the sign; use fewer bits."
         )
-    return np.rint(values * 2.0**bits).astype(np.int64).view(np.uint64)
+    scaled = values * 2.0**bits
+    return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
+
+
+def largest_size(values: FloatArray) -> float:
+    """Return the largest absolute value, 0 for none; NaN where one is NaN."""
+    return float(np.maximum(values.max(initial=0.0), -values.min(initial=0.0)))
 
 
 def decoded(words: Words, *, bits: int = FRACTION_BITS) -> FloatArray:
@@ -44,7 +50,7 @@ def decoded(words: Words, *, bits: int = FRACTION_BITS) -> FloatArray:
 
 def product(one: Words, other: Words) -> int:
     """Return the inner product in the ring."""
-    return int((one * other).sum(dtype=np.uint64)) % MODULUS
+    return int(np.dot(one, other))
 
 
 def signed(word: int) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dqnfed.secure.pads import AT_ONCE, Message, PadKey
+from dqnfed.secure.pads import Message, PadKey
 from dqnfed.secure.ring import (
     FRACTION_BITS,
     MODULUS,
@@ -17,6 +17,7 @@ from dqnfed.secure.ring import (
     Words,
     check_sum,
     encoded,
+    largest_size,
     product,
     signed,
     weighted_sum,
@@ -35,14 +36,15 @@ class PaddedRow(NamedTuple):
 
 def unit_row(row: FloatArray) -> tuple[FloatArray, float]:
     """Return a row over its Euclidean norm, and the norm; squares neither overflow nor vanish."""
-    largest = float(np.abs(row).max(initial=0.0))
+    largest = largest_size(row)
     if not np.isfinite(largest):
         raise RingOverflow("a row that is not finite cannot be padded; the client's update has NaN or infinity.")
     if largest == 0.0:
         return row, 0.0
     scaled = row / largest
     length = float(np.sqrt(scaled @ scaled))
-    return scaled / length, largest * length
+    scaled /= length
+    return scaled, largest * length
 
 
 def padded_row(
@@ -65,24 +67,27 @@ def padded_row(
     unit, norm = unit_row(row) if norm is None else (row / norm, norm)
     x = encoded(unit)
     words = x + (pads(client, len(row)) if pads else key.pad(message, name, client, len(row)))
+    place_of = {asked: place for place, asked in enumerate(message.asked)}
     corrections = np.zeros(len(message.asked) if with_products else 0, dtype=np.uint64)
-    for place, other in enumerate(message.asked if with_products else ()):
-        if other == client:
-            continue
-        mine = words if client < other else x
-        mask = key.mask(message, name, client, other)
-        found = product(mine, pads(other, len(row))) if pads else product_with_pad(key, message, name, mine, other)
-        corrections[place] = (found + mask if client < other else found - mask) % MODULUS
+    for mine, is_later in ((words, True), (x, False)) if with_products else ():
+        others = [other for other in message.asked if other != client and (client < other) == is_later]
+        products = (
+            [product(mine, pads(other, len(row))) for other in others]
+            if pads
+            else products_with_pads(key, message, name, mine, others)
+        )
+        for other, found in zip(others, products, strict=True):
+            mask = key.mask(message, name, client, other)
+            corrections[place_of[other]] = (found + mask if is_later else found - mask) % MODULUS
     return PaddedRow(words, corrections, norm)
 
 
-def product_with_pad(key: PadKey, message: Message, name: str, mine: Words, other: int) -> int:
-    """Return the product of words with another client's pad, which is made and used piece by piece."""
-    total, products = 0, np.empty(AT_ONCE, dtype=np.uint64)
-    for first, words in key.pieces(message, name, other, len(mine)):
-        np.multiply(mine[first : first + len(words)], words, out=products[: len(words)])
-        total += int(products[: len(words)].sum())
-    return total % MODULUS
+def products_with_pads(key: PadKey, message: Message, name: str, mine: Words, others: Sequence[int]) -> list[int]:
+    """Return the products of words with the pads of other clients, which are made and used block by block."""
+    totals = np.zeros(len(others), dtype=np.uint64)
+    for group, block, pads in key.blocks(message, name, others, len(mine)):
+        totals[group] += np.einsum("kn,n->k", pads, mine[block])
+    return [int(total) for total in totals]
 
 
 def cosines(rows: Sequence[PaddedRow], places: Sequence[int]) -> FloatArray:
@@ -103,14 +108,14 @@ def unpadding(
     """Return the weighted sum of the clients' pads, which a client gives to the server once a message."""
     check_sum(weights)
     total = np.zeros(n, dtype=np.uint64)
-    for weight, client in zip(weights.view(np.uint64), clients, strict=True):
-        if not weight:
-            continue
-        if pads is not None:
-            total += weight * pads(client, n)
-            continue
-        for first, words in key.pieces(message, name, client, n):
-            total[first : first + len(words)] += weight * words
+    used = weights.nonzero()[0]
+    whole, whose = weights[used].view(np.uint64), [clients[place] for place in used.tolist()]
+    if pads is not None:
+        return weighted_sum(weights[used], [pads(client, n) for client in whose]) if whose else total
+    for group, block, words in key.blocks(message, name, whose, n):
+        for weight, pad in zip(whole[group], words, strict=True):
+            pad *= weight
+            total[block] += pad
     return total
 
 

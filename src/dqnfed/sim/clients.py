@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import map_tensors, row, stack
 from dqnfed.secure.noise import released
 from dqnfed.secure.records import step_on_records
+from dqnfed.secure.sums import Moments
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.sampling import drawn_clients
 
@@ -62,6 +63,21 @@ class Validated(NamedTuple):
     scores: Tensor  # [K] host float64
 
 
+class SumQuestion(NamedTuple):
+    """What is to be summed over whom."""
+
+    names: tuple[str, ...]  # see `sums`
+    clients: Tensor
+    part: str  # the examples of the scores
+
+
+class Sums(NamedTuple):
+    """What follows from sums over the clients that replied."""
+
+    clients: Tensor  # ascending
+    numbers: dict[str, list[Moments]]  # by name; scores by model
+
+
 class Clients(Protocol):
     """The engine's only way to the clients."""
 
@@ -87,6 +103,14 @@ class Clients(Protocol):
 
     def refusals(self) -> list[dict[str, Any]]:
         """Return whose evaluations were refused since the last call, and why."""
+
+
+@runtime_checkable
+class SummingClients(Protocol):
+    """Clients that can give sums of what they measure, and nobody's own numbers."""
+
+    def sums(self, setup: Setup, state: State, question: SumQuestion) -> Sums | None:
+        """Return the sums over all who replied; None where these are too few."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 from dqnfed.sim.state import Setup, State
 
 
@@ -18,7 +16,7 @@ def check_patience(setup: Setup) -> None:
         )
 
 
-def out_of_patience(setup: Setup, state: State, scores: Tensor) -> str:
+def out_of_patience(setup: Setup, state: State, score: float) -> str:
     """Return why the run should stop now, or nothing; remembers the best mean of the clients' validation scores.
 
     The model stays as it is; which one the run ends with is `eval.select`.
@@ -26,7 +24,6 @@ def out_of_patience(setup: Setup, state: State, scores: Tensor) -> str:
     patience = setup.evaluation.patience
     if patience is None:
         return ""
-    score = float(scores.mean())
     if math.isnan(score):  # nobody answered, or some score is no number: nothing was learnt about the model
         return ""
     if not state.best or score > state.best["score"]:

@@ -17,6 +17,7 @@ from dqnfed.sim.measure import divergence, model_columns
 from dqnfed.sim.private import privacy_facts
 from dqnfed.sim.selection import kept_facts, kept_model, kept_outputs, kept_record
 from dqnfed.sim.state import Record, Setup, State
+from dqnfed.sim.sums import NOT_KNOWN
 
 DIVERGED = "diverged"
 NOT_FINITE = "the model is not finite after round"
@@ -83,6 +84,7 @@ def finished(setup: Setup, state: State, journal: Journal, settings: dict[str, A
         **({} if len(setup.evaluated) == setup.federation.n_clients else {"evaluated": len(setup.evaluated)}),
         **gpu_facts(problem.theta0.device),
         **privacy_facts(setup, state),
+        **({} if setup.summing is None else {"summed": NOT_KNOWN}),
     }
     theta, layout = kept_model(setup, state).detach().cpu(), problem.layout
     if setup.algorithm.info.training != "federated":

@@ -44,6 +44,7 @@ from dqnfed.sim.selection import check_select, global_model
 from dqnfed.sim.setup import check_rounds, fresh_state, identity_of, plain_config, set_up
 from dqnfed.sim.state import NOBODY, Completion, Evaluation, Record, Setup, State
 from dqnfed.sim.stragglers import Stragglers
+from dqnfed.sim.sums import check_sums
 
 logger = logging.getLogger("dqnfed")
 TRIM_SECONDS = 1.0  # between two returns of free memory to the system, which cost some hundredths of a second
@@ -129,6 +130,7 @@ def run_loop(
     check_min_replies(setup.policy, setup.cohort_size)
     check_patience(setup)
     check_select(setup)
+    check_sums(setup)
     faster = faster or acceleration(enabled=False)
     if out is None:
         if resume:
@@ -245,6 +247,7 @@ def interrupt_flag() -> Iterator[threading.Event]:
 def _save(folder: RunFolder, setup: Setup, state: State, identity: Record) -> None:
     folder.settle()
     if setup.evaluation.metrics == "aggregate-only":
-        state = replace(state, losses=NOBODY, claims=None, guard={})
+        guard = state.guard if setup.summing is not None else {}  # where it knows no single client's loss
+        state = replace(state, losses=NOBODY, claims=None, guard=guard)
     save_checkpoint(folder.path, state, identity, folder.lengths())
     logger.info("checkpoint after round %d", state.round - 1)

@@ -12,6 +12,7 @@ from dqnfed.core.run_folder import CLIENT_COLUMNS, ClientRow
 from dqnfed.maths.fairness import fairness_summary, improved_share
 from dqnfed.sim.clients import Evaluated
 from dqnfed.sim.state import NOBODY, Record, Setup, State
+from dqnfed.sim.sums import summed_record
 
 FACTOR = 2.0  # a mean training loss above so many times its start is no training
 ROUNDING = 1e-6  # by which a loss that starts at its least value may rise
@@ -23,7 +24,12 @@ def participant_losses(setup: Setup, state: State, clients: Tensor) -> Tensor | 
     None in rounds in which they are not asked.
     """
     wanted = setup.evaluation
-    if not wanted.participants or (state.round + 1) % wanted.participants_every or not clients.shape[0]:
+    if (
+        setup.summing is not None
+        or not wanted.participants
+        or (state.round + 1) % wanted.participants_every
+        or not clients.shape[0]
+    ):
         return None
     if bool(state.losses.at(clients).isnan().any()):
         found = setup.clients.evaluate(setup, state, clients, with_scores=False)
@@ -35,6 +41,8 @@ def measured(
     setup: Setup, state: State, clients: Tensor, before: Tensor | None, *, evaluate_all: bool
 ) -> tuple[Record, list[ClientRow]]:
     """Return the record and the client rows of an evaluation at the present model."""
+    if setup.summing is not None:
+        return summed_record(setup, state, setup.summing, evaluate_all=evaluate_all), []
     federation = setup.federation
     record: Record = {"rho": None, "loss_before": None, "loss_after": None, "train_loss": None, "accuracy": None}
     state.losses = NOBODY

@@ -15,13 +15,15 @@ from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.tensors import gather, named_tensors, tensors
 from dqnfed.secure.distributed import with_shares
 from dqnfed.secure.noise import Privacy
-from dqnfed.secure.pads import Message, PadKey, fresh_nonce, message_of
+from dqnfed.secure.pads import Message, PadKey, evaluation_of, fresh_nonce, message_of
 from dqnfed.secure.queries import Claims, ClientCheck, OwnReply, Query, Refusal, own_products
 from dqnfed.secure.replies import Like, SecureReplies, View, likes_of, norms_in_place, row_fields
 from dqnfed.secure.ring import FloatArray, Words
 from dqnfed.secure.rows import PaddedRow, Pads, padded_row
 from dqnfed.secure.source import Link, PaddedSource
-from dqnfed.sim.clients import Answers, LocalClients, Traffic
+from dqnfed.secure.sums import LARGEST, Number, padded_numbers, unpadding_numbers
+from dqnfed.sim.clients import Answers, LocalClients, SumQuestion, Sums, Traffic
+from dqnfed.sim.sums import LOSS, PART_LOSS, PART_SCORE, read_sums, squared_numbers, summed_score, without
 
 if TYPE_CHECKING:
     from dqnfed.sim.state import Setup, State
@@ -61,6 +63,39 @@ class SecureClients(LocalClients):
         known = self.key, message, asked, updates, setup.algorithm, traffic
         replies = secured(*known, self.through, setup.privacy)
         return Answers(present, replies, memory, missing, traffic, found.releases)
+
+    def sums(self, setup: Setup, state: State, question: SumQuestion) -> Sums | None:
+        """Return sums of what the clients measure; each pads its own numbers, and one of them takes the pads off."""
+        asked, n_models = question.clients.tolist(), len(setup.model_names)
+        values = self._measured_numbers(setup, state, question)
+        squared = squared_numbers(question.names, n_models)
+        message = evaluation_of(
+            self.run, state.round, question.names, {"theta": state.server.theta}, asked, fresh_nonce()
+        )
+        can_be_summed = values.abs() <= LARGEST
+        rows = values.where(can_be_summed, 0.0).T.tolist()
+        padded = {
+            client: padded_numbers(self.key, message, client, list(map(Number, row, squared)))
+            for client, row in zip(asked, rows, strict=True)
+        }
+        first = asked[int.from_bytes(message.digest[:4], "big") % len(asked)]
+        pads = unpadding_numbers(self.key, message, first, asked, squared)
+        return without(read_sums(setup, question, padded, pads), can_be_summed.all(1).tolist())
+
+    def _measured_numbers(self, setup: Setup, state: State, question: SumQuestion) -> Tensor:
+        """Return the numbers of the question, [numbers, clients]; 0 of clients without examples for scores."""
+        if LOSS in question.names:
+            found = super().evaluate(setup, state, question.clients, with_scores=True)
+            has_none = setup.federation.examples(question.part).sizes_of(found.clients) == 0  # type: ignore[arg-type]
+            scores = [each.masked_fill(has_none, 0.0) for each in found.scores.values()]
+            return torch.stack([found.losses, *(_as_summed(setup, each) for each in scores)])
+        validated = super().validate(setup, state)
+        measured = {PART_LOSS: validated.losses, PART_SCORE: _as_summed(setup, validated.scores)}
+        return torch.stack([measured[name] for name in question.names])
+
+
+def _as_summed(setup: Setup, scores: Tensor) -> Tensor:
+    return torch.tensor([summed_score(setup.problem, score) for score in scores.tolist()], dtype=torch.float64)
 
 
 def secured(

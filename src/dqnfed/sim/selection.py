@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from dqnfed.maths.fairness import fairness_summary
 from dqnfed.sim.choice import LAST, RULES, updated_choice, validation_value
 from dqnfed.sim.clients import memories_of
 from dqnfed.sim.early_stop import out_of_patience
 from dqnfed.sim.guard import ends_worse, guarded_facts
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.state import Record, Setup, State
+from dqnfed.sim.sums import validation_means
 
 logger = logging.getLogger("dqnfed")
 
@@ -40,14 +43,18 @@ def watch_validation(setup: Setup, state: State, *, is_last: bool) -> str:
     watches = wanted.patience is not None and not is_last
     if wanted.select == LAST and not watches:
         return ""
-    found = setup.clients.validate(setup, state)
+    if setup.summing is not None:
+        loss, score = validation_means(setup, state, setup.summing)
+        value = loss if wanted.select == "loss" else score
+    else:
+        found = setup.clients.validate(setup, state)
+        score, value = float(found.scores.mean()), validation_value(wanted.select, found.losses, found.scores)
     if wanted.select != LAST:
-        value = validation_value(wanted.select, found.losses, found.scores)
         choice = updated_choice(state.choice, wanted.select, state.round, value)
         if choice.round == state.round:
             state.kept = snapshot(setup, state)
         state.choice = choice
-    return out_of_patience(setup, state, found.scores) if watches else ""
+    return out_of_patience(setup, state, score) if watches else ""
 
 
 def snapshot(setup: Setup, state: State) -> dict[str, Tensor]:
@@ -99,6 +106,10 @@ def kept_outputs(setup: Setup, state: State) -> Tensor:
 def kept_record(state: State, history: list[Record]) -> Record:
     """Return the evaluation of the kept model; of the last one, the last that was made."""
     evaluated = [record for record in history if record["accuracy"] is not None]
+    if not evaluated:
+        logger.warning("no evaluation of this run was made: nothing is known about its model")
+        nothing = {"mean": math.nan, "max": math.nan}
+        return {"accuracy": dict.fromkeys(fairness_summary(torch.ones(1)), math.nan), "train_loss": nothing}
     kept = int(state.guard["round"]) if state.choice.round is None and ends_worse(state) else state.choice.round
     return next((record for record in evaluated if record["round"] == kept), evaluated[-1])
 

@@ -20,7 +20,7 @@ from dqnfed.core.runners import CohortRunner, IndexedRunner, PerClientRunner
 from dqnfed.core.screening import Policy
 from dqnfed.secure.noise import Privacy
 from dqnfed.sim.choice import LAST, SELECTS, Choice
-from dqnfed.sim.clients import Clients, LocalClients
+from dqnfed.sim.clients import Clients, LocalClients, SummingClients
 from dqnfed.sim.memory import MemoryStore
 from dqnfed.sim.sample import evaluated_clients
 from dqnfed.sim.sampling import Sampling
@@ -68,7 +68,9 @@ class Evaluation:
     participants_every: int = 1  # rounds between these
     part: str = "test"  # train | validation | test: the examples that the score is taken on
     clients: int | None = None  # so many are evaluated, a stratified sample; None: all, of more than 10,000 1,000
-    metrics: str = "per-client"  # per-client | aggregate-only: nothing about a single client is written down
+    metrics: str = (
+        "per-client"  # per-client | aggregate-only: nothing about single clients is written or, if secure, seen
+    )
     patience: int | None = None  # evaluations without a better mean validation score before the run stops
     select: str = LAST  # last | loss | mean | worst10 | worst5 | min: which model is kept, by validation examples
 
@@ -117,6 +119,12 @@ class Setup:
     def indexed_runner(self) -> IndexedRunner | None:
         """The runner where it can gather the clients' examples itself."""
         return self.runner if isinstance(self.runner, IndexedRunner) else None
+
+    @cached_property
+    def summing(self) -> SummingClients | None:
+        """The clients, where the server gets sums of what they measure alone."""
+        is_wanted = self.clients.is_secure and self.evaluation.metrics == "aggregate-only"
+        return self.clients if is_wanted and isinstance(self.clients, SummingClients) else None
 
     @cached_property
     def evaluated(self) -> Tensor:

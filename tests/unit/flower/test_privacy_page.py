@@ -38,6 +38,7 @@ class Mode(NamedTuple):
     method: AnyAlgorithm
     secure: bool = False
     privacy: Privacy | None = None
+    metrics: str = "per-client"
 
 
 MODES = {
@@ -46,6 +47,8 @@ MODES = {
     "`secure`, FedAvg (sum)": Mode(FedAvg(), secure=True),
     "`secure`, q-FFL (sum)": Mode(QFFL(), secure=True),
     "`secure`, DQN-Fed (gram)": Mode(DQNFed(), secure=True),
+    "`secure`, aggregate-only, FedAvg (sum)": Mode(FedAvg(), secure=True, metrics="aggregate-only"),
+    "`secure`, aggregate-only, DQN-Fed (gram)": Mode(DQNFed(), secure=True, metrics="aggregate-only"),
     "`noise = local`, q-FFL": Mode(QFFL(), privacy=Privacy(clip=0.1, noise_multiplier=2.0)),
     "`unit = record`, q-FFL": Mode(QFFL(), privacy=Privacy(clip=0.1, noise_multiplier=2.0, unit="record")),
     "`noise = distributed`, FedAvg": Mode(
@@ -65,7 +68,8 @@ def run_of(mode: Mode) -> Watched:
     def describe(context: Context) -> Client:
         number = client_number(context)
         secure = identities[number] if mode.secure else None
-        return Client(mode.method, bowl.problem, bowl.federation.only(number), mode.privacy, secure)
+        sums_only = mode.metrics == "aggregate-only"
+        return Client(mode.method, bowl.problem, bowl.federation.only(number), mode.privacy, secure, sums_only)
 
     grid = Watched(client_app(describe), bowl.federation.n_clients)
     grid.identities = identities  # type: ignore[attr-defined]
@@ -73,7 +77,7 @@ def run_of(mode: Mode) -> Watched:
         mode.method,
         bowl.problem,
         n_clients=bowl.federation.n_clients,
-        evaluation=Evaluation(every=2, participants=False),
+        evaluation=Evaluation(every=2, participants=False, metrics=mode.metrics),
         policy=Policy(max_update_norm=math.inf),
         wait=0.0,
         secure=mode.secure,
@@ -124,7 +128,10 @@ def row_of(mode: str) -> tuple[str, str]:
     return held(grid.received, noisy), held(grid.sent, set())
 
 
-@pytest.mark.parametrize("mode", MODES)
+LONG = "`secure`, aggregate-only, DQN-Fed (gram)"
+
+
+@pytest.mark.parametrize("mode", [pytest.param(m, marks=pytest.mark.slow) if m == LONG else m for m in MODES])
 def test_the_page_lists_what_messages_hold(mode: str) -> None:
     assert lines_of_page()[mode] == row_of(mode)
 
@@ -136,6 +143,13 @@ def test_the_page_has_no_other_modes() -> None:
 def test_under_pads_no_reply_holds_a_vector() -> None:
     for mode, (up, _) in lines_of_page().items():
         assert ("(n numbers)" in up) == (not MODES[mode].secure)
+
+
+def test_for_sums_nothing_that_was_measured_is_in_the_open() -> None:
+    for mode, (up, _) in lines_of_page().items():
+        assert ("scores" not in up and "evaluation numbers: loss" not in up) == (
+            MODES[mode].metrics == "aggregate-only"
+        )
 
 
 def test_a_server_together_with_a_client_has_every_row() -> None:

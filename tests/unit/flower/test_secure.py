@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from scipy import stats
 
-from dqnfed import Evaluation, RunResult, run
+from dqnfed import Evaluation, Policy, RunResult, run
+from dqnfed.algorithms.ditto import Ditto
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.mgda import MGDA
@@ -26,13 +28,16 @@ from dqnfed.flower.app import client_app, client_number
 from dqnfed.flower.strategy import Strategy
 from dqnfed.secure.keys import Identity, fresh_identities, new_private_key
 from dqnfed.secure.pads import Message as PaddedMessage
-from dqnfed.secure.pads import PadKey, fresh_nonce
+from dqnfed.secure.pads import PadKey, evaluation_of, fresh_nonce
 from dqnfed.secure.rows import cosines, padded_row
+from dqnfed.secure.sums import Number, moments, padded_numbers, rounded_score, unpadding_numbers
 from tests.helpers.bowls import BOWLS, Case
 from tests.helpers.flower import Fault, Moment, at, has_forgotten, is_dead, no_fault, with_faults
+from tests.helpers.flower import deployed as plainly_deployed
 from tests.helpers.turns import relative_distance
 
 QUIET = Evaluation(every=3, participants=False)
+SUMS = Evaluation(metrics="aggregate-only")
 
 
 @pytest.fixture(scope="module")
@@ -65,23 +70,33 @@ def grid_of(
     case: Case,
     identities: list[Identity],
     fault_at: Callable[[Moment], Fault | None] = no_fault,
+    *,
+    sums_only: bool = False,
 ) -> Watched:
     def describe(context: Context) -> Client:
         number = client_number(context)
-        return Client(algorithm, case.problem, case.federation.only(number), secure=identities[number])
+        data = case.federation.only(number)
+        return Client(algorithm, case.problem, data, secure=identities[number], sums_only=sums_only)
 
     return Watched(with_faults(client_app(describe), fault_at), case.federation.n_clients)
 
 
 def deployed(
-    algorithm: AnyAlgorithm, case: Case, grid: Watched, *, rounds: int = 3, share: float = 1.0, **options: Any
+    algorithm: AnyAlgorithm,
+    case: Case,
+    grid: Watched,
+    *,
+    rounds: int = 3,
+    share: float = 1.0,
+    evaluation: Evaluation = QUIET,
+    **options: Any,
 ) -> RunResult:
     strategy = Strategy(
         algorithm,
         case.problem,
         n_clients=case.federation.n_clients,
         participation=share,
-        evaluation=QUIET,
+        evaluation=evaluation,
         wait=0.0,
         secure=True,
         **options,
@@ -99,6 +114,24 @@ def pad_settings(grid: Watched) -> list[dict[str, Any]]:
 
 def nonces(grid: Watched) -> list[bytes]:
     return list(dict.fromkeys(each["nonce"] for each in pad_settings(grid)))
+
+
+def assert_pads_are_used_once(*grids: Watched) -> None:
+    """Record the hash and the words of every padded reply: no client pads for a message twice, and no words repeat."""
+    for number in range(6):
+        context = grids[-1].contexts[100 + number]
+        digests = list(context.state["dqnfed-secure-used"]["digests"])  # type: ignore[call-overload,index]
+        assert len(set(digests)) == len(digests) >= 2
+    replies = [reply for grid in grids for reply in grid.received if reply.has_content()]
+    words = [
+        array.numpy().tobytes()
+        for reply in replies
+        for key, array in reply.content.array_records.get("padded", {}).items()
+        if key.endswith(("words", "numbers"))
+    ]
+    assert len(set(words)) == len(words) >= 12
+    asked = [nonce for grid in grids for nonce in nonces(grid)]
+    assert len(set(asked)) == len(asked)
 
 
 def keys(grid: Watched) -> set[str]:
@@ -119,11 +152,35 @@ def test_the_model_is_the_simulators(algorithm: AnyAlgorithm, share: float, case
     assert len(keys(grid)) == 1, "one common key as long as the clients are the same"
 
 
+def in_the_open(
+    algorithm: AnyAlgorithm, case: Case, fault_at: Callable[[Moment], Fault | None] = no_fault, **options: Any
+) -> RunResult:
+    return plainly_deployed(algorithm, case, fault_at, evaluation=QUIET, policy=Policy(drop_share=0.0), **options)
+
+
 def test_a_client_that_is_silent_in_a_round_is_not_in_its_sum(case: Case) -> None:
     grid = grid_of(MGDA(), case, fresh_identities(6), at(2, 1, is_dead))
     found = deployed(MGDA(), case, grid)
     assert [d["client"] for d in found.history[2]["dropped"]] == [2]
     assert [record["status"] for record in found.history[1:]] == ["next"] * 3
+    assert relative_distance(found.theta, in_the_open(MGDA(), case, at(2, 1, is_dead), rounds=3).theta) <= 1e-6
+    assert_pads_are_used_once(grid)
+
+
+def test_a_client_that_is_lost_within_a_step_costs_the_round(case: Case) -> None:
+    """It has replied, and does not answer the question for products with the last step."""
+
+    def lost(message: Message, context: Context) -> Message:
+        about: Any = message.content["about"]
+        if about.get("question") == "products" and client_number(context) == 3 and about["round"] == 1:
+            raise TimeoutError
+        return inner(message, context)
+
+    grid = grid_of(DQNFed(), case, fresh_identities(6))
+    inner, grid._app = grid._app, lost
+    found = deployed(DQNFed(), case, grid)
+    assert [record["status"] for record in found.history[1:]] == ["next", "hold", "next"]
+    assert_pads_are_used_once(grid)
 
 
 def test_a_client_that_left_and_came_back_has_a_new_key_each_time(case: Case) -> None:
@@ -142,6 +199,8 @@ def test_a_client_that_left_and_came_back_has_a_new_key_each_time(case: Case) ->
     assert [d["client"] for d in found.history[2]["dropped"]] == [4]
     assert len(keys(grid)) == 3
     assert len(nonces(grid)) == 4
+    assert relative_distance(found.theta, in_the_open(FedAvg(), case, at(4, 1, is_dead), rounds=4).theta) <= 1e-6
+    assert_pads_are_used_once(grid)
 
 
 def test_a_resumed_server_uses_no_pad_twice(case: Case, tmp_path: Path) -> None:
@@ -152,8 +211,7 @@ def test_a_resumed_server_uses_no_pad_twice(case: Case, tmp_path: Path) -> None:
     second.contexts = first.contexts
     found = deployed(DQNFed(), case, second, rounds=4, out=tmp_path / "run", resume=True)
     assert relative_distance(found.theta, expected.theta) <= 1e-6
-    used = nonces(first) + nonces(second)
-    assert len(set(used)) == len(used)
+    assert_pads_are_used_once(first, second)
 
 
 def test_a_client_replies_once_to_a_message(case: Case) -> None:
@@ -221,13 +279,108 @@ def test_no_message_to_the_server_holds_a_row_and_its_words_are_random(case: Cas
     assert stats.chisquare(np.bincount(everything.view(np.uint8), minlength=256)).pvalue > 1e-4
 
 
-def test_the_servers_view_of_digits_follows_from_gramian_scalars_and_step() -> None:
-    """Twenty clients: with other gradients of the same products the server has the same numbers and random words."""
+MEASURED = [FedAvg(), *(pytest.param(each, marks=pytest.mark.slow) for each in (Ditto(), DQNFed()))]
+
+
+@pytest.mark.parametrize("algorithm", MEASURED, ids=lambda a: type(a).__name__)
+def test_sums_of_what_clients_measure_are_the_simulators(algorithm: AnyAlgorithm, case: Case, tmp_path: Path) -> None:
+    grid = grid_of(algorithm, case, fresh_identities(6), sums_only=True)
+    found = deployed(algorithm, case, grid, rounds=2, evaluation=SUMS, out=tmp_path)
+    expected = run(algorithm, case.problem, case.federation, rounds=2, evaluation=SUMS, secure=True)
+    for record, usual in zip(found.history, expected.history, strict=True):
+        assert record["accuracy"]["mean"] == pytest.approx(usual["accuracy"]["mean"], rel=1e-9)
+        assert record["accuracy"]["std"] == pytest.approx(usual["accuracy"]["std"], rel=1e-9)
+        assert record["train_loss"]["mean"] == pytest.approx(usual["train_loss"]["mean"], rel=1e-9)
+        assert math.isnan(record["accuracy"]["worst10"])
+    n_phases = 3 if isinstance(algorithm, DQNFed) else 2  # its first round has a second message
+    assert len(nonces(grid)) == 3 + n_phases, "each evaluation and each message of training has pads of its own"
+
+
+def evaluates(message: Message) -> bool:
+    return str(message.metadata.message_type) == "evaluate" and "secure" in message.content
+
+
+def test_a_client_that_is_silent_in_an_evaluation_is_not_in_its_sums(case: Case) -> None:
+    def at_second(moment: Moment) -> Fault | None:
+        return is_dead if not moment.is_training and moment[:2] == (2, 1) else None
+
+    grid = grid_of(FedAvg(), case, fresh_identities(6), at_second, sums_only=True)
+    found = deployed(FedAvg(), case, grid, rounds=2, evaluation=SUMS)
+    assert "silent" not in found.history[1]
+    assert found.history[2]["silent"] == [2]
+    opened = run(FedAvg(), case.problem, case.federation, rounds=2, secure=True)
+    scores = [row[5] for row in opened.client_rows if row[0] == 1 and row[1] != 2]
+    assert found.history[2]["accuracy"]["mean"] == pytest.approx(np.mean(scores), abs=2.0**-8)
+
+
+def test_with_fewer_than_five_replies_nothing_is_unpadded(case: Case) -> None:
+    def at_second(moment: Moment) -> Fault | None:
+        return is_dead if not moment.is_training and moment.round == 1 and moment.client < 2 else None
+
+    grid = grid_of(FedAvg(), case, fresh_identities(6), at_second, sums_only=True)
+    found = deployed(FedAvg(), case, grid, rounds=3, evaluation=SUMS)
+    assert found.history[2]["accuracy"] is None
+    assert found.history[3]["accuracy"] is not None
+
+
+def test_a_client_unpads_sums_once_and_only_of_what_it_measured(case: Case) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6), sums_only=True)
+    deployed(FedAvg(), case, grid, rounds=1, evaluation=SUMS)
+    last = next(m for m in reversed(grid.sent) if m.content["about"].get("question") == "unpad-sums")
+    [again] = grid.send_and_receive([last])
+    assert "answers one question" in str(again.error.reason)
+    other = next(m for m in grid.sent if m.content["about"].get("question") == "unpad-sums" and m is not last)
+    [old] = grid.send_and_receive([other])
+    assert "did not measure anything for the message" in str(old.error.reason)
+    asked = next(m for m in reversed(grid.sent) if evaluates(m))
+    [twice] = grid.send_and_receive([asked])
+    assert "would use its pads again" in str(twice.error.reason)
+
+
+def test_a_client_for_sums_does_not_measure_in_the_open(case: Case) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6), sums_only=True)
+    with pytest.raises(TimeoutError, match="gives losses and scores for sums under pads alone"):
+        deployed(FedAvg(), case, grid, rounds=1)
+    with pytest.raises(ValueError, match="`sums_only` needs `secure`"):
+        Client(FedAvg(), case.problem, case.federation.only(0), sums_only=True)
+
+
+def test_sums_over_fewer_clients_than_those_asked_for_need_five(case: Case) -> None:
+    """A server that asks for the pads of three clients, or of one client twice, is refused."""
+    grid = grid_of(FedAvg(), case, fresh_identities(6), sums_only=True)
+    inner, asked = grid._app, []
+
+    def curious(message: Message, context: Context) -> Message:
+        about: Any = message.content["about"]
+        if about.get("question") == "unpad-sums":
+            asked.append(client_number(context))
+            mine, wanted = client_number(context), [[0, 1, 2], [3, 3, 3, 4, 5], [0, 1, 2, 3, 9]]
+            others = [client for client in wanted[len(asked) % 3] if client != mine]
+            message.content["about"] = ConfigRecord({**about, "clients": sorted([mine, *others])})
+        return inner(message, context)
+
+    grid._app = curious
+    found = deployed(FedAvg(), case, grid, rounds=1, evaluation=SUMS)
+    assert all(record["accuracy"] is None for record in found.history)
+    assert len(asked) == 12
+    assert math.isnan(found.summary["accuracy"]["mean"])
+
+
+def digits_view() -> tuple[Watched, Any]:
+    """Return what a server of DQN-Fed with 20 clients sent and got, and their examples' problem."""
     built = build_problem(read_config("digits", ["run.seed=0"]))
     case = Case(built.problem, built.federation)
     assert built.federation.n_clients == 20
-    grid = grid_of(DQNFed(), case, fresh_identities(20))
-    deployed(DQNFed(), case, grid, rounds=3)
+    grid = grid_of(DQNFed(), case, fresh_identities(20), sums_only=True)
+    deployed(DQNFed(), case, grid, rounds=3, evaluation=SUMS)
+    return grid, case
+
+
+def test_the_servers_view_of_digits_follows_from_gramian_scalars_and_step() -> None:
+    """Twenty clients, every kind of message, evaluation included: with other gradients of the same products, and other
+    losses and scores of the same sums, the server has the same numbers and random words.
+    """
+    grid, _ = digits_view()
     seen: set[str] = set()
     for reply in grid.received:
         for name, kept in reply.content.items():
@@ -238,9 +391,10 @@ def test_the_servers_view_of_digits_follows_from_gramian_scalars_and_step() -> N
                     assert values.dtype == np.uint64 or values.size == 1
             elif isinstance(kept, MetricRecord):
                 seen.add(f"{name}: {sorted(kept)}")
-    numbers = sorted(["loss", "scores", "losses", "n-train", "n-test", "n-validation"])
-    padded = {"padded/words", "padded/corrections", "padded/norm"}
-    assert seen == {"update/number", *padded, "pads/words", "products: ['values']", f"evaluation: {numbers}"}
+    sizes = sorted(["n-train", "n-test", "n-validation"])
+    padded = {"padded/words", "padded/corrections", "padded/norm", "padded/numbers"}
+    pads = {"pads/words", "pads/numbers"}
+    assert seen == {"update/number", *padded, *pads, "products: ['values']", f"evaluation: {sizes}"}
 
     states = [context.state["dqnfed-secure-rows"] for context in grid.contexts.values()]
     G = np.stack([record["gradient"].numpy() for record in states if isinstance(record, ArrayRecord)])
@@ -256,3 +410,17 @@ def test_the_servers_view_of_digits_follows_from_gramian_scalars_and_step() -> N
     for view in views:
         words = np.concatenate([np.append(row.words, row.corrections[row.corrections != 0]) for row in view])
         assert stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue > 1e-4
+
+    measured = evaluation_of("run", 1, ["loss", "scores", "squares"], {}, range(20), fresh_nonce())
+    drawn = np.random.default_rng(1).uniform(0.0, 100.0, (20, 2))
+    results = []
+    for numbers in (drawn, drawn[::-1]):  # another client's numbers each
+        each = [
+            padded_numbers(pad_key, measured, k, [Number(float(loss)), Number(rounded_score(float(score)), True)])
+            for k, (loss, score) in enumerate(numbers)
+        ]
+        taken_off = unpadding_numbers(pad_key, measured, 7, range(20), [False, True])
+        results.append(moments(each, taken_off, [False, True], [20, 20]))
+        assert stats.chisquare(np.bincount(np.concatenate(each).view(np.uint8).ravel(), minlength=256)).pvalue > 1e-4
+    assert results[0][1] == results[1][1]
+    assert str(results[0][0]) == str(results[1][0])

@@ -67,6 +67,15 @@ def test_sums_are_float64_whatever_the_rows_are(dtype: torch.dtype) -> None:
     assert torch.equal(M, M.T)
 
 
+@pytest.mark.parametrize(("K", "n"), [(3, 10), (20, 2410)])
+def test_few_products_of_float32_rows_are_exact(K: int, n: int) -> None:
+    """The step of an ill-conditioned Gramian is then the same as from products in whole numbers (`privacy.secure`)."""
+    G, weights = agreeing_rows(K, n, torch.float32, 0), torch.randn(K, dtype=torch.float64)
+    exact = G.double() @ G.double().T
+    assert (gramian(G) - exact).abs().max() <= 1e-14 * exact.abs().max()
+    assert torch.equal(combine(weights, G), (weights @ G.double()).float())
+
+
 def test_a_long_sum_keeps_what_float32_would_lose() -> None:
     n = 2**24 + 1000  # float32 stops counting ones at 2^24
     ones = torch.ones(1, dtype=torch.float32).expand(1, n)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from dqnfed import Federation
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.mgda import MGDA
@@ -79,6 +80,19 @@ def test_a_made_up_gramian_is_refused_by_the_client_whose_row_it_is(case: Case) 
 
     with pytest.raises(Refusal, match="claimed product of client"):
         secure_run(MGDA(), case, Wire(false_gram))
+
+
+def test_a_sum_that_is_nearly_one_clients_row_is_refused_by_the_client_too(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method's own weights, from a server that does not check what it releases."""
+    inputs, targets = case.federation.train.inputs, case.federation.train.targets
+    sizes = ((60, 10), (2, 2), (2, 2))
+    clients = [(inputs[:n].repeat(times, 1), targets[:n].repeat(times)) for n, times in sizes]
+    uneven = case._replace(federation=Federation.from_clients(clients))
+    monkeypatch.setattr("dqnfed.secure.source.check_release", lambda *_: None)
+    with pytest.raises(Refusal, match="the effective number of clients is 1"):
+        secure_run(FedAvg(weighting="examples"), uneven, Wire())
 
 
 def test_a_client_answers_once_a_message(case: Case) -> None:

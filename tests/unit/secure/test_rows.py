@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from scipy import stats
 
 from dqnfed.core.algorithm import Theta
-from dqnfed.secure.pads import Message, PadKey, fresh_nonce, message_of
+from dqnfed.secure.pads import AT_ONCE, PADS_AT_ONCE, Message, PadKey, fresh_nonce, message_of
 from dqnfed.secure.ring import RingOverflow, whole_weights
-from dqnfed.secure.rows import PaddedRow, cosines, padded_row, unpadded_sum, unpadding
+from dqnfed.secure.rows import PaddedRow, cosines, padded_row, products_with_pads, unpadded_sum, unpadding
 from tests.helpers.rows import gaussian_rows
 
 FloatArray = NDArray[np.float64]
@@ -93,6 +97,27 @@ def test_pads_of_other_messages_fields_and_clients_differ() -> None:
     pads += [PadKey.fresh().pad(first, "g", 0, 4).tobytes()]
     assert len(set(pads)) == len(pads)
     assert KEY.mask(first, "g", 1, 2) == KEY.mask(first, "g", 2, 1) != KEY.mask(first, "g", 0, 2)
+
+
+def test_pads_are_the_counter_stream_of_their_own_key() -> None:
+    """An oracle in the plain mode; many clients and a length that is no multiple of a block."""
+    n, clients, sent = AT_ONCE + 5, range(PADS_AT_ONCE + 3), message((0, 1, 2))
+    rng = np.random.default_rng(0)
+    mine = rng.integers(0, 2**64, n, dtype=np.uint64)
+    found = products_with_pads(KEY, sent, "g", mine, clients)
+    for client in clients:
+        parts = [b"pad", sent.digest, b"g", str(client).encode()]
+        hashed = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+        key = hmac.new(KEY.secret, hashed, "sha256").digest()[:16]
+        stream = Cipher(algorithms.AES128(key), modes.CTR((2).to_bytes(16, "big"))).encryptor().update(bytes(8 * n))
+        words = np.frombuffer(stream, dtype="<u8")
+        np.testing.assert_array_equal(KEY.pad(sent, "g", client, n), words)
+        assert found[client] == int((mine * words).sum())
+    weights = rng.integers(-50, 50, len(clients))
+    weights[1] = 0
+    pads = [KEY.pad(sent, "g", client, n) for client in clients]
+    expected = sum(int(w) * pad.astype(object) for w, pad in zip(weights, pads, strict=True)) % 2**64
+    np.testing.assert_array_equal(unpadding(KEY, sent, "g", weights, clients, n).astype(object), expected)
 
 
 def test_the_key_is_shown_nowhere() -> None:

@@ -17,6 +17,8 @@ from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.mgda import MGDA
 from dqnfed.core.algorithm import AnyAlgorithm, Theta
 from dqnfed.core.replies import Replies
+from dqnfed.experiments.config import read_config
+from dqnfed.experiments.experiment import build_problem, run_experiment
 from dqnfed.secure.pads import PadKey, fresh_nonce, message_of
 from dqnfed.secure.replies import SecureReplies
 from dqnfed.sim.clients import Traffic
@@ -27,6 +29,7 @@ from tests.helpers.secure import Wire, secure_run
 from tests.helpers.turns import relative_distance
 
 QUIET = Evaluation(every=3, participants=False)
+SECURE = "privacy.secure=true"
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,19 @@ def test_a_step_that_is_one_clients_row_is_not_made(case: Case) -> None:
     assert found.summary["status"] == "stopped"
     assert "nearly the row of one client" in found.summary["reason"]
     assert torch.equal(found.theta, case.problem.theta0)
+
+
+SEEDS = [pytest.param(seed, marks=[] if seed == 2 else pytest.mark.slow) for seed in range(5)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_first_step_of_digits_is_the_plain_one_in_float32(seed: int) -> None:
+    """Seed 2 has the worst condition of five: with products in float32 the two steps differed by 5e-5."""
+    given = [f"run.seed={seed}", "train.rounds=1", "eval.participants=false", "algorithm.name='dqn-fed'"]
+    start = build_problem(read_config("digits", given)).problem.theta0
+    plain, secure = (run_experiment(read_config("digits", [*given, *more]), None) for more in ([], [SECURE]))
+    assert [r["status"] for r in secure.history] == [r["status"] for r in plain.history]
+    assert relative_distance(secure.theta - start, plain.theta - start) <= 1e-6
 
 
 def view_of(G: torch.Tensor, key: PadKey) -> tuple[SecureReplies[tuple[torch.Tensor, ...]], Traffic]:
