@@ -230,5 +230,17 @@ def fault_sizes(
     ahead = float(np.quantile(-share[telling], 0.75))
     most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
-    found = np.where(known & (np.abs(unexplained) > small), np.minimum(found, WORST), 0.0)
-    return found, np.where(known, USUAL / max(spread, USUAL), 0.0)
+    gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
+    found = np.where((before < 0.0) & (after > 0.0), gained / most, found)
+    counts = known & (np.abs(unexplained) > small) & ~was_hurt(before, after, change - ratio * mean, change)
+    return np.where(counts, np.minimum(found, WORST), 0.0), np.where(known, USUAL / max(spread, USUAL), 0.0)
+
+
+def was_hurt(before: FloatArray, after: FloatArray, beyond: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
+    """Return whose loss rose, and `beyond` what its rows say, by a step past the lowest point along it.
+
+    A step that suits the others does that to a client with unusual data, whose slope then vanishes or turns. One that
+    reverses its rows says that its loss still falls.
+    """
+    hurt: NDArray[np.bool_] = (change > 0.0) & (beyond > 0.0) & (after > 0.5 * np.minimum(before, 0.0))
+    return hurt
