@@ -29,6 +29,7 @@ MOST = 8.0  # times more happened than is said; honest: 5 with local SGD, whose 
 SLIGHT = 0.5  # of the cohort's median change: what is not said counts as a share of so much at least
 USUAL = 0.2  # the cohort's median share: a round above it says less about a single client, one below it enough
 MEMORY = 0.7  # of the weight of a round in the next one
+AGREES = 0.5  # of what is said: a change that differs from it by less confirms it
 WORST = 2.0 / LEAST  # one round counts for so much at most
 START = 1.5  # times the median of the first losses: at the first model nobody has been served better than another
 GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
@@ -48,9 +49,18 @@ class ConsistencyState(NamedTuple):
     starts: Tensor  # [C]  the first losses
     lengths: Tensor  # [C] usual lengths of the rows, which grow by `GROWTH` a round at most
     clear: Tensor  # [C]   whether this round alone shows that the client is inconsistent
+    agrees: Tensor  # [C]  whether its loss has changed as its rows before and after the step say
     caught: Tensor  # [C]  how often it was left out for that
     until: Tensor  # [C]   the round before which it stays left out
     sketches: SketchState  # of the rows
+
+
+class Faults(NamedTuple):
+    """What one step says about the clients of a cohort, [K]."""
+
+    sizes: FloatArray  # up to 1 is usual
+    weights: FloatArray  # 0: nothing is known, 1: the cohort as a whole follows its slopes
+    agrees: NDArray[np.bool_]  # whether the loss has changed nearly as the slopes at both ends say
 
 
 def no_claims(n_clients: int) -> ConsistencyState:
@@ -66,6 +76,7 @@ def no_claims(n_clients: int) -> ConsistencyState:
         starts=unknown.clone(),
         lengths=unknown.clone(),
         clear=torch.zeros(n_clients, dtype=torch.bool),
+        agrees=torch.zeros(n_clients, dtype=torch.bool),
         caught=never,
         until=never.clone(),
         sketches=no_sketches(n_clients),
@@ -126,18 +137,19 @@ def judged(
     """Return the record with the faults of this cohort's replies."""
     clients = cohort.clients
     faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
-    clear = np.zeros(len(faults), dtype=np.bool_)
+    clear, agrees = np.zeros((2, len(faults)), dtype=np.bool_)
     if len(state.theta):
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
         scale = float(np.nanmedian(np.abs(losses))) if np.isfinite(losses).any() else 0.0
-        found, weight = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
+        found, weight, agrees = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
         total = weights + weight
         faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
         faults = np.where(weight == 1.0, np.maximum(faults, found), faults)  # a clear round needs no second one
         weights, clear = total, (weight == 1.0) & (found > CLEAR)
     return state._replace(
         clear=torch.zeros_like(state.clear).index_copy(0, clients, torch.from_numpy(clear)),
+        agrees=torch.zeros_like(state.agrees).index_copy(0, clients, torch.from_numpy(agrees)),
         faults=state.faults.index_copy(0, clients, torch.from_numpy(faults)),
         weights=state.weights.index_copy(0, clients, torch.from_numpy(weights)),
     )
@@ -159,8 +171,12 @@ def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArr
 
 
 def with_turned(state: ConsistencyState, turned: NDArray[np.bool_], clients: Tensor) -> ConsistencyState:
-    """Return the record in which rows that have turned as no other client's are a fault that this round alone shows."""
+    """Return the record in which rows that have turned as no other client's are a fault that this round alone shows.
+
+    But for those whose losses agree with the turn: a step that goes past a client's lowest point turns its row, too.
+    """
     there = clients[torch.from_numpy(turned)]
+    there = there[~state.agrees[there]]
     return state._replace(
         faults=state.faults.index_fill(0, there, WORST),
         weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0)),
@@ -204,22 +220,22 @@ def products(rows: Tensor, move: Tensor, cohort: Cohort) -> FloatArray:
 
 def fault_sizes(
     before: FloatArray, after: FloatArray, change: FloatArray, rounding: float
-) -> tuple[FloatArray, FloatArray]:
+) -> Faults:
     """Return how far each loss change is from what the slopes at both ends of a step say, and what weight that has.
 
     Up to 1 is usual. Nothing is said (weight 0) where fewer than three clients are known or where the cohort as a whole
     does not follow its slopes; less is said the worse it follows them. What is small beside the cohort's changes counts
     as nothing.
     """
-    nothing = np.zeros(len(before))
+    nothing = Faults(np.zeros(len(before)), np.zeros(len(before)), np.zeros(len(before), dtype=np.bool_))
     mean, size = 0.5 * (before + after), 0.5 * (np.abs(before) + np.abs(after))
     known = np.isfinite(mean) & np.isfinite(change)
     telling = known & (np.abs(mean) >= 0.5 * size) & (size > 0.0)
     if known.sum() < FEW or telling.sum() < FEW:
-        return nothing, nothing
+        return nothing
     ratio = float(np.median(change[telling] / mean[telling]))
     if not ratio > 0.0:
-        return nothing, nothing
+        return nothing
     unexplained = np.where(known, np.abs(mean) * ratio - np.sign(mean) * change, 0.0)
     usual = float(np.median(np.abs(change[known])))
     small = max(0.1 * usual, rounding)
@@ -232,8 +248,11 @@ def fault_sizes(
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
     found = np.where((before < 0.0) & (after > 0.0), gained / most, found)
-    counts = known & (np.abs(unexplained) > small) & ~was_hurt(before, after, change - ratio * mean, change)
-    return np.where(counts, np.minimum(found, WORST), 0.0), np.where(known, USUAL / max(spread, USUAL), 0.0)
+    hurt = was_hurt(before, after, change - ratio * mean, change)
+    agrees = known & (size > 0.0) & (hurt | (np.abs(unexplained) <= AGREES * size * ratio))
+    counts = known & (np.abs(unexplained) > small) & ~hurt
+    found = np.where(counts, np.minimum(found, WORST), 0.0)
+    return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees)
 
 
 def was_hurt(before: FloatArray, after: FloatArray, beyond: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
