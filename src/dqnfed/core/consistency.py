@@ -33,6 +33,7 @@ AGREES = 0.5  # of what is said: a change that differs from it by less confirms 
 WORST = 2.0 / LEAST  # one round counts for so much at most
 START = 1.5  # times the median of the first losses: at the first model nobody has been served better than another
 GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
+AGAIN = 0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
 CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
 LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
@@ -50,7 +51,8 @@ class ConsistencyState(NamedTuple):
     lengths: Tensor  # [C] usual lengths of the rows, which grow by `GROWTH` a round at most
     clear: Tensor  # [C]   whether this round alone shows that the client is inconsistent
     agrees: Tensor  # [C]  whether its loss has changed as its rows before and after the step say
-    caught: Tensor  # [C]  how often it was left out for that
+    out: Tensor  # [C]     whether it was left out of the last round
+    caught: Tensor  # [C]  how often it was left out for what one round shows
     until: Tensor  # [C]   the round before which it stays left out
     sketches: SketchState  # of the rows
 
@@ -77,6 +79,7 @@ def no_claims(n_clients: int) -> ConsistencyState:
         lengths=unknown.clone(),
         clear=torch.zeros(n_clients, dtype=torch.bool),
         agrees=torch.zeros(n_clients, dtype=torch.bool),
+        out=torch.zeros(n_clients, dtype=torch.bool),
         caught=never,
         until=never.clone(),
         sketches=no_sketches(n_clients),
@@ -165,8 +168,9 @@ def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArr
     waits = (state.until > cohort.round)[clients].numpy()
     faults = np.where(waits, np.maximum(faults, 1.0 + state.caught[clients].numpy()), faults)
     worst = np.argsort(-faults, kind="stable")[: may_drop(share, len(faults))]
+    most = np.where(state.out[clients].numpy(), AGAIN, 1.0)
     out = np.zeros(len(faults), dtype=np.bool_)
-    out[worst[faults[worst] > 1.0]] = True
+    out[worst[faults[worst] > most[worst]]] = True
     return out
 
 
@@ -194,6 +198,7 @@ def with_absence(state: ConsistencyState, out: NDArray[np.bool_], cohort: Cohort
     caught = state.caught[clients] + again.long()
     until = cohort.round + 1 + 2 ** caught.clamp(max=LONGEST_ABSENCE)
     return state._replace(
+        out=torch.zeros_like(state.out).index_copy(0, clients, torch.from_numpy(out)),
         caught=state.caught.index_copy(0, clients, caught),
         until=state.until.index_copy(0, clients, torch.where(again, until, state.until[clients])),
     )
