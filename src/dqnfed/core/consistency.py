@@ -253,18 +253,21 @@ def fault_sizes(
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
     found = np.where((before < 0.0) & (after > 0.0), gained / most, found)
-    hurt = was_hurt(before, after, change - ratio * mean, change)
-    agrees = known & (size > 0.0) & (hurt | (np.abs(unexplained) <= AGREES * size * ratio))
-    counts = known & (np.abs(unexplained) > small) & ~hurt
+    curved = is_curved(before, after, change / ratio)
+    agrees = known & (size > 0.0) & (curved | (np.abs(unexplained) <= AGREES * size * ratio))
+    counts = known & (np.abs(unexplained) > small) & ~curved
     found = np.where(counts, np.minimum(found, WORST), 0.0)
     return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees)
 
 
-def was_hurt(before: FloatArray, after: FloatArray, beyond: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
-    """Return whose loss rose, and `beyond` what its rows say, by a step past the lowest point along it.
+def is_curved(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
+    """Return whose slopes rise along the step as those of a convex loss do, and whose loss changed as such a one can.
 
-    A step that suits the others does that to a client with unusual data, whose slope then vanishes or turns. One that
-    reverses its rows says that its loss still falls.
+    A convex loss changes by what lies between its slopes at the two ends. Local training, which stops where the loss is
+    low, shows less of the slope there: a loss may rise by more where its slope has vanished or turned. A step that
+    suits the others does that to a client with unusual data; one that reverses its rows says that its loss still falls.
     """
-    hurt: NDArray[np.bool_] = (change > 0.0) & (beyond > 0.0) & (after > 0.5 * np.minimum(before, 0.0))
-    return hurt
+    between = (before < after) & (before <= change) & (change <= after)
+    hurt = (change > 0.0) & (change > 0.5 * (before + after)) & (after > 0.5 * np.minimum(before, 0.0))
+    curved: NDArray[np.bool_] = between | hurt
+    return curved
