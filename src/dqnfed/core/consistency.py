@@ -26,6 +26,7 @@ FEW = 3  # clients; among fewer there is no majority to compare with
 LEAST = 0.8  # of what is said did not happen; honest: 0.4 with gradients; a reversed row is above 1
 AHEAD = 4.0  # times what the others are ahead of what they say, and of all that they say, at least
 MOST = 8.0  # times more happened than is said; honest: 5 with local SGD, whose rows are short where a model soon fits
+SMALL = 0.2  # of the cohort's median change: less counts as nothing
 SLIGHT = 0.5  # of the cohort's median change: what is not said counts as a share of so much at least
 USUAL = 0.2  # the cohort's median share: a round above it says less about a single client, one below it enough
 MEMORY = 0.7  # of the weight of a round in the next one
@@ -161,14 +162,15 @@ def judged(
 def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArray[np.bool_]:
     """Return which clients of the cohort are left out: the most inconsistent ones, as many as may be.
 
-    Those that were left out before are among them for a while.
+    Those that were left out before are among them for a while; the first time until their losses agree with their rows.
     """
     clients = cohort.clients
     faults = (state.faults * state.weights.clamp(max=1.0))[clients].numpy()  # old and vague evidence fades
-    waits = (state.until > cohort.round)[clients].numpy()
+    cleared = state.agrees & (state.caught <= 1)  # the first time one round in agreement is enough
+    waits = ((state.until > cohort.round) & ~cleared)[clients].numpy()
     faults = np.where(waits, np.maximum(faults, 1.0 + state.caught[clients].numpy()), faults)
     worst = np.argsort(-faults, kind="stable")[: may_drop(share, len(faults))]
-    most = np.where(state.out[clients].numpy(), AGAIN, 1.0)
+    most = np.where((state.out & ~cleared)[clients].numpy(), AGAIN, 1.0)
     out = np.zeros(len(faults), dtype=np.bool_)
     out[worst[faults[worst] > most[worst]]] = True
     return out
@@ -243,7 +245,7 @@ def fault_sizes(
         return nothing
     unexplained = np.where(known, np.abs(mean) * ratio - np.sign(mean) * change, 0.0)
     usual = float(np.median(np.abs(change[known])))
-    small = max(0.1 * usual, rounding)
+    small = max(SMALL * usual, rounding)
     tiny = np.finfo(np.float64).tiny  # beside the step a row says little about a small change
     least = np.where(telling, tiny, max(SLIGHT * usual, tiny))
     share = unexplained / np.where(known, np.maximum(size * ratio, least), 1.0)
@@ -253,7 +255,7 @@ def fault_sizes(
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
     found = np.where((before < 0.0) & (after > 0.0), gained / most, found)
-    curved = is_curved(before, after, change / ratio)
+    curved = is_curved(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
     agrees = known & (size > 0.0) & (curved | (np.abs(unexplained) <= AGREES * size * ratio))
     counts = known & (np.abs(unexplained) > small) & ~curved
     found = np.where(counts, np.minimum(found, WORST), 0.0)
