@@ -285,7 +285,7 @@ class DQNFed(DescentSettings):
             state, share = votes.counted(state, rows.along, losses, cohort, n_steps, n_known)
             ratio, known = mean_norm / norm if norm > 0.0 else 0.0, {"n_steps": n_steps, "n_known": n_known}
             alpha = votes.length(state, ratio, beyond=found.beyond, **known, cohort=cohort)
-            most = votes.longest(state, share, cohort)
+            most = votes.longest(state, share, cohort, n_steps)
             if isfinite(most) and norm > 0.0:
                 alpha = min(alpha, most * float(server.step_norm) / norm)
             notes = {**notes, "m": self.step_size * exp(float(state.log_m))}

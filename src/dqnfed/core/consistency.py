@@ -26,12 +26,15 @@ FEW = 3  # clients; among fewer there is no majority to compare with
 LEAST = 0.8  # of what is said did not happen; honest: 0.4 with gradients; a reversed row is above 1
 AHEAD = 4.0  # times what the others are ahead of what they say, and of all that they say, at least
 MOST = 8.0  # times more happened than is said; honest: 5 with local SGD, whose rows are short where a model soon fits
+SMALL = 0.2  # of the cohort's median change: less counts as nothing
 SLIGHT = 0.5  # of the cohort's median change: what is not said counts as a share of so much at least
 USUAL = 0.2  # the cohort's median share: a round above it says less about a single client, one below it enough
 MEMORY = 0.7  # of the weight of a round in the next one
+AGREES = 0.5  # of what is said: a change that differs from it by less confirms it
 WORST = 2.0 / LEAST  # one round counts for so much at most
 START = 1.5  # times the median of the first losses: at the first model nobody has been served better than another
 GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
+AGAIN = 0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
 CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
 LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
@@ -48,9 +51,19 @@ class ConsistencyState(NamedTuple):
     starts: Tensor  # [C]  the first losses
     lengths: Tensor  # [C] usual lengths of the rows, which grow by `GROWTH` a round at most
     clear: Tensor  # [C]   whether this round alone shows that the client is inconsistent
-    caught: Tensor  # [C]  how often it was left out for that
+    agrees: Tensor  # [C]  whether its loss has changed as its rows before and after the step say
+    out: Tensor  # [C]     whether it was left out of the last round
+    caught: Tensor  # [C]  how often it was left out for what one round shows
     until: Tensor  # [C]   the round before which it stays left out
     sketches: SketchState  # of the rows
+
+
+class Faults(NamedTuple):
+    """What one step says about the clients of a cohort, [K]."""
+
+    sizes: FloatArray  # up to 1 is usual
+    weights: FloatArray  # 0: nothing is known, 1: the cohort as a whole follows its slopes
+    agrees: NDArray[np.bool_]  # whether the loss has changed nearly as the slopes at both ends say
 
 
 def no_claims(n_clients: int) -> ConsistencyState:
@@ -66,6 +79,8 @@ def no_claims(n_clients: int) -> ConsistencyState:
         starts=unknown.clone(),
         lengths=unknown.clone(),
         clear=torch.zeros(n_clients, dtype=torch.bool),
+        agrees=torch.zeros(n_clients, dtype=torch.bool),
+        out=torch.zeros(n_clients, dtype=torch.bool),
         caught=never,
         until=never.clone(),
         sketches=no_sketches(n_clients),
@@ -126,18 +141,19 @@ def judged(
     """Return the record with the faults of this cohort's replies."""
     clients = cohort.clients
     faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
-    clear = np.zeros(len(faults), dtype=np.bool_)
+    clear, agrees = np.zeros((2, len(faults)), dtype=np.bool_)
     if len(state.theta):
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
         scale = float(np.nanmedian(np.abs(losses))) if np.isfinite(losses).any() else 0.0
-        found, weight = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
+        found, weight, agrees = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
         total = weights + weight
         faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
         faults = np.where(weight == 1.0, np.maximum(faults, found), faults)  # a clear round needs no second one
         weights, clear = total, (weight == 1.0) & (found > CLEAR)
     return state._replace(
         clear=torch.zeros_like(state.clear).index_copy(0, clients, torch.from_numpy(clear)),
+        agrees=torch.zeros_like(state.agrees).index_copy(0, clients, torch.from_numpy(agrees)),
         faults=state.faults.index_copy(0, clients, torch.from_numpy(faults)),
         weights=state.weights.index_copy(0, clients, torch.from_numpy(weights)),
     )
@@ -146,21 +162,27 @@ def judged(
 def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArray[np.bool_]:
     """Return which clients of the cohort are left out: the most inconsistent ones, as many as may be.
 
-    Those that were left out before are among them for a while.
+    Those that were left out before are among them for a while; the first time until their losses agree with their rows.
     """
     clients = cohort.clients
     faults = (state.faults * state.weights.clamp(max=1.0))[clients].numpy()  # old and vague evidence fades
-    waits = (state.until > cohort.round)[clients].numpy()
+    cleared = state.agrees & (state.caught <= 1)  # the first time one round in agreement is enough
+    waits = ((state.until > cohort.round) & ~cleared)[clients].numpy()
     faults = np.where(waits, np.maximum(faults, 1.0 + state.caught[clients].numpy()), faults)
     worst = np.argsort(-faults, kind="stable")[: may_drop(share, len(faults))]
+    most = np.where((state.out & ~cleared)[clients].numpy(), AGAIN, 1.0)
     out = np.zeros(len(faults), dtype=np.bool_)
-    out[worst[faults[worst] > 1.0]] = True
+    out[worst[faults[worst] > most[worst]]] = True
     return out
 
 
 def with_turned(state: ConsistencyState, turned: NDArray[np.bool_], clients: Tensor) -> ConsistencyState:
-    """Return the record in which rows that have turned as no other client's are a fault that this round alone shows."""
+    """Return the record in which rows that have turned as no other client's are a fault that this round alone shows.
+
+    But for those whose losses agree with the turn: a step that goes past a client's lowest point turns its row, too.
+    """
     there = clients[torch.from_numpy(turned)]
+    there = there[~state.agrees[there]]
     return state._replace(
         faults=state.faults.index_fill(0, there, WORST),
         weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0)),
@@ -178,6 +200,7 @@ def with_absence(state: ConsistencyState, out: NDArray[np.bool_], cohort: Cohort
     caught = state.caught[clients] + again.long()
     until = cohort.round + 1 + 2 ** caught.clamp(max=LONGEST_ABSENCE)
     return state._replace(
+        out=torch.zeros_like(state.out).index_copy(0, clients, torch.from_numpy(out)),
         caught=state.caught.index_copy(0, clients, caught),
         until=state.until.index_copy(0, clients, torch.where(again, until, state.until[clients])),
     )
@@ -204,25 +227,25 @@ def products(rows: Tensor, move: Tensor, cohort: Cohort) -> FloatArray:
 
 def fault_sizes(
     before: FloatArray, after: FloatArray, change: FloatArray, rounding: float
-) -> tuple[FloatArray, FloatArray]:
+) -> Faults:
     """Return how far each loss change is from what the slopes at both ends of a step say, and what weight that has.
 
     Up to 1 is usual. Nothing is said (weight 0) where fewer than three clients are known or where the cohort as a whole
     does not follow its slopes; less is said the worse it follows them. What is small beside the cohort's changes counts
     as nothing.
     """
-    nothing = np.zeros(len(before))
+    nothing = Faults(np.zeros(len(before)), np.zeros(len(before)), np.zeros(len(before), dtype=np.bool_))
     mean, size = 0.5 * (before + after), 0.5 * (np.abs(before) + np.abs(after))
     known = np.isfinite(mean) & np.isfinite(change)
     telling = known & (np.abs(mean) >= 0.5 * size) & (size > 0.0)
     if known.sum() < FEW or telling.sum() < FEW:
-        return nothing, nothing
+        return nothing
     ratio = float(np.median(change[telling] / mean[telling]))
     if not ratio > 0.0:
-        return nothing, nothing
+        return nothing
     unexplained = np.where(known, np.abs(mean) * ratio - np.sign(mean) * change, 0.0)
     usual = float(np.median(np.abs(change[known])))
-    small = max(0.1 * usual, rounding)
+    small = max(SMALL * usual, rounding)
     tiny = np.finfo(np.float64).tiny  # beside the step a row says little about a small change
     least = np.where(telling, tiny, max(SLIGHT * usual, tiny))
     share = unexplained / np.where(known, np.maximum(size * ratio, least), 1.0)
@@ -230,5 +253,23 @@ def fault_sizes(
     ahead = float(np.quantile(-share[telling], 0.75))
     most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
-    found = np.where(known & (np.abs(unexplained) > small), np.minimum(found, WORST), 0.0)
-    return found, np.where(known, USUAL / max(spread, USUAL), 0.0)
+    gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
+    found = np.where((before < 0.0) & (after > 0.0), gained / most, found)
+    curved = is_curved(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
+    agrees = known & (size > 0.0) & (curved | (np.abs(unexplained) <= AGREES * size * ratio))
+    counts = known & (np.abs(unexplained) > small) & ~curved
+    found = np.where(counts, np.minimum(found, WORST), 0.0)
+    return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees)
+
+
+def is_curved(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
+    """Return whose slopes rise along the step as those of a convex loss do, and whose loss changed as such a one can.
+
+    A convex loss changes by what lies between its slopes at the two ends. Local training, which stops where the loss is
+    low, shows less of the slope there: a loss may rise by more where its slope has vanished or turned. A step that
+    suits the others does that to a client with unusual data; one that reverses its rows says that its loss still falls.
+    """
+    between = (before < after) & (before <= change) & (change <= after)
+    hurt = (change > 0.0) & (change > 0.5 * (before + after)) & (after > 0.5 * np.minimum(before, 0.0))
+    curved: NDArray[np.bool_] = between | hurt
+    return curved

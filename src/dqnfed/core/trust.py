@@ -137,8 +137,8 @@ class Trust:
 
     def believed(self, cohort: Cohort) -> Cohort:
         """Return the cohort as all clients of a federation, where no more of it are missing than may be left out."""
-        n = len(cohort.clients)
-        return cohort._replace(n_clients=n) if cohort.n_clients - n <= may_drop(self.drop_share, n) else cohort
+        n, C = len(cohort.clients), cohort.n_clients
+        return cohort._replace(n_clients=n) if C - n <= may_drop(self.drop_share, C) else cohort
 
     def record_claims(
         self, state: TrustState, replies: Replies[Any], cohort: Cohort, u: Tensor, conflicting: Tensor

@@ -23,6 +23,7 @@ JUMP = 2.0  # of the losses by one step: above it the step is taken back; anothe
 JUMP_ALL = 1.2  # if all clients are here, with gradients or where replies may be false
 JUMP_EXACT = 1.05  # and their rows are gradients: nothing but the step has raised the losses
 GROWTH = 3.0  # of a step by its successor at most, with all clients and gradients
+GROWTH_ROBUST = 1.25  # where replies may be false, after the first steps: who comes and goes shall not stretch it
 SEATS = 10_000  # clients whose numbers are kept: of more, the newest
 NOBODY = -1  # a client's number
 FEW = 10  # clients, or three quarters of them: until so many are known m does not rise above its start
@@ -161,7 +162,7 @@ class Votes:
         highest = LIMIT if n_known >= enough_clients(cohort.n_clients) else 0.0
         return state._replace(log_m=torch.tensor(min(max(log_m, -LIMIT), highest), dtype=torch.float64)), share
 
-    def longest(self, state: VotesState, share: float, cohort: Cohort) -> float:
+    def longest(self, state: VotesState, share: float, cohort: Cohort, n_steps: int) -> float:
         """Return how many times the last step the next may be; inf: there was none, or it says nothing.
 
         With part of the clients, or local training, a longer step may have other reasons than a bad one before.
@@ -170,7 +171,8 @@ class Votes:
             return 1.0
         if isnan(share) or not self.tells_all(cohort):
             return inf
-        return share + 0.5 if share < 0.5 else GROWTH
+        growth = max(GROWTH_ROBUST, exp(0.5 / n_steps)) if self.robust and not self.gradients else GROWTH
+        return share + 0.5 if share < 0.5 else growth
 
     def length(
         self, state: VotesState, ratio: float, *, beyond: bool, n_steps: int, n_known: int, cohort: Cohort

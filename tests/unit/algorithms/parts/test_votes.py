@@ -229,14 +229,22 @@ def test_past_a_pareto_point_a_step_is_at_most_as_long_as_the_clients_mean_step(
 def test_with_all_clients_and_gradients_the_votes_limit_the_next_step(share: float, times: float) -> None:
     """With part of them, or local training, they do not."""
     votes, state = Votes(gradients=True), after_a_step(1.0)
-    assert votes.longest(state, share, cohort(N_CLIENTS)) == pytest.approx(times)
-    assert votes.longest(state, share, cohort(N_CLIENTS - 1)) == math.inf
-    assert Votes().longest(state, share, cohort(N_CLIENTS)) == math.inf
+    assert votes.longest(state, share, cohort(N_CLIENTS), 5) == pytest.approx(times)
+    assert votes.longest(state, share, cohort(N_CLIENTS - 1), 5) == math.inf
+    assert Votes().longest(state, share, cohort(N_CLIENTS), 5) == math.inf
+
+
+@pytest.mark.parametrize(("n_steps", "times"), [(1, math.exp(0.5)), (2, math.exp(0.25)), (3, 1.25), (50, 1.25)])
+def test_where_replies_may_be_false_a_step_of_local_training_grows_slowly(n_steps: int, times: float) -> None:
+    """By a quarter, or as fast as the first votes let m grow: who comes and goes does not stretch it."""
+    state = after_a_step(1.0)
+    assert Votes(robust=True).longest(state, 1.0, cohort(N_CLIENTS), n_steps) == pytest.approx(times)
+    assert Votes(robust=True, gradients=True).longest(state, 1.0, cohort(N_CLIENTS), n_steps) == 3.0
 
 
 @pytest.mark.parametrize("K", [4, N_CLIENTS])
 def test_after_a_step_taken_back_none_is_longer(K: int) -> None:
-    assert Votes().longest(Votes().shortened(after_a_step(1.0), 4.0), NAN, cohort(K)) == 1.0
+    assert Votes().longest(Votes().shortened(after_a_step(1.0), 4.0), NAN, cohort(K), 5) == 1.0
 
 
 # ------------------------------------------------------------------------------------------ losses
