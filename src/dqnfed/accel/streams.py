@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dqnfed.accel.graph_runner import cuda_graph_safe
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import ModuleModel, Problem, Task
 from dqnfed.core.runners import Stacked, stacked_replies
@@ -49,6 +50,8 @@ class Streams:
         self, algorithm: AnyAlgorithm, problem: Problem, tasks: Sequence[Task], sent: Any, memories: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
         here = torch.cuda.current_stream()
+        if not self._lanes and not cuda_graph_safe(algorithm):
+            torch.linalg.inv(problem.theta0.new_ones(1, 1))  # two threads must not load torch's solvers at once
         while len(self._lanes) < self.n_streams:
             self._lanes.append(Lane())
         for lane in self._lanes:
