@@ -135,7 +135,9 @@ class GraphReplies(FastReplies[U]):
 
     def _known_products(self, field: str, other: Tensor) -> FloatArray | None:
         products, first = self.stats.beside.get(field), 0
-        for kept in self._kept.get(field, ()) if products is not None else ():
+        if products is None:
+            return None
+        for kept in self._kept.get(field, ()):
             last = first + len(kept.rows)
             if kept.are(other):
                 return products[:, first:last]

@@ -216,7 +216,7 @@ class DQNFed(DescentSettings):
             here = torch.ones(len(replies), dtype=torch.bool)
             mean = metric.mean(server.metric, replies, cohort, here, everyone.n_clients)
             return phases.retreated(self.parts, server, mean, factor)
-        if int(server.n_steps) and (change := metric.change(server.metric, replies, cohort)) is not None:
+        if (change := metric.change(server.metric, replies, cohort)) is not None:
             move = server.theta - server.theta_before
             server = server._replace(metric=metric.learn(server.metric, move, change))
         rows = gathered_rows(self.parts, server, replies, cohort, losses, self.wanted_rates)

@@ -47,6 +47,20 @@ def test_sums_are_float64_whatever_the_rows_are(dtype: torch.dtype) -> None:
         assert torch.equal(M, M.T)
 
 
+def test_the_number_of_threads_does_not_change_a_bit() -> None:
+    """On a processor a panel of columns is computed by one core, whichever; the panels are summed in order."""
+    G, extra, before = gaussian_rows(5, 90_001, torch.float32), gaussian_rows(70, 90_001), torch.get_num_threads()
+    found = []
+    try:
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            found.append(fast_gramian(G, extra.float()))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_a_long_sum_keeps_what_float32_would_lose() -> None:
     n = 2**24 + 1000  # float32 stops counting ones at 2^24
     ones = torch.ones(1, dtype=torch.float32).expand(1, n)
