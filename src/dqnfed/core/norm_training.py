@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dqnfed.core.kernels import PLAIN, Pull
 from dqnfed.core.norms import batch_statistics
@@ -17,10 +17,18 @@ from dqnfed.core.problem import ModuleModel, Problem, Task
 class NormTraining(Problem):
     """The problem of training all of theta but BatchNorm's statistics, which are those of the examples of a loss."""
 
-    def outputs(self, theta: Tensor, inputs: Tensor, mask: Tensor) -> Tensor:
-        assert isinstance(self.predict, ModuleModel)
-        with batch_statistics(self.predict.module, mask):
-            return self.predict(theta, inputs)
+    def loss(self, theta: Tensor, task: Task) -> Tensor:
+        with batch_statistics(_module(self), task.mask):
+            return super().loss(theta, task)
+
+    def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
+        with batch_statistics(_module(self), (batch >= 0).to(task.mask.dtype)):
+            return super().batch_loss(theta, task, batch)
+
+
+def _module(problem: Problem) -> nn.Module:
+    assert isinstance(problem.predict, ModuleModel)
+    return problem.predict.module
 
 
 def sgd_with_norms(

@@ -168,19 +168,15 @@ class Problem:
 
     def loss(self, theta: Tensor, task: Task) -> Tensor:
         """Return the client's mean training loss at theta."""
-        losses = self.losses(self.outputs(theta, task.inputs, task.mask), task.targets)
+        losses = self.losses(self.predict(theta, task.inputs), task.targets)
         return self.regularised(theta, (losses * task.mask).sum() / task.mask.sum().clamp(min=1))
 
     def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
         """Return the mean loss over the rows that the batch names; entries of -1 are no rows."""
         mask = (batch >= 0).to(task.mask.dtype)
         rows = batch.clamp(min=0)
-        losses = self.losses(self.outputs(theta, task.inputs[rows], mask), task.targets[rows])
+        losses = self.losses(self.predict(theta, task.inputs[rows]), task.targets[rows])
         return self.regularised(theta, (losses * mask).sum() / mask.sum().clamp(min=1))
-
-    def outputs(self, theta: Tensor, inputs: Tensor, mask: Tensor) -> Tensor:
-        """Return the outputs for a loss over the examples in the mask."""
-        return self.predict(theta, inputs)
 
     def regularised(self, theta: Tensor, loss: Tensor) -> Tensor:
         """Return a client's loss with the ridge in it."""

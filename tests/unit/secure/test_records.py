@@ -193,6 +193,8 @@ def test_every_method_that_asks_kernels_alone_runs(case: Case) -> None:
     """Most methods for networks do; the others are refused, and none fails in another way."""
     run_well = set()
     for name in REGISTRY:
+        if name == "fedbn":  # for other models, and refused with them: see its own test
+            continue
         try:
             run(REGISTRY[name](), case.problem, case.federation, rounds=1, evaluation=QUIET, privacy=OPEN)
         except ValueError as refusal:
