@@ -178,9 +178,14 @@ class SecureServer:
                 if client not in contents:
                     raise Refused(faults[client])
                 pads = read_words(record(contents[client], "pads", ArrayRecord), len(found[client]))
-                return read_sums(setup, question, found, pads)
             except Exception as error:  # whatever a client sends
                 logger.warning("client %d does not unpad what was measured: %s", client, first_line(error))
+                continue
+            try:
+                return read_sums(setup, question, found, pads)
+            except (ValueError, OverflowError) as error:
+                logger.warning("the sums of what was measured are not used: %s", first_line(error))
+                return None
         return None
 
     def _key_of(self, client: int) -> dict[str, Any]:
