@@ -332,7 +332,7 @@ def test_sums_that_no_scores_have_are_not_used(case: Case, caplog: pytest.LogCap
     def lies(message: Message, context: Context) -> Message:
         reply = inner(message, context)
         if client_number(context) == 3 and evaluates(message):
-            words = reply.content["padded"]["numbers"].numpy().copy()  # type: ignore[index]
+            words = reply.content.array_records["padded"]["numbers"].numpy().copy()
             words[1, 1] += np.uint64(1)  # 2^64 / 2^48 points
             reply.content["padded"] = ArrayRecord({"numbers": Array(words)})
         return reply
