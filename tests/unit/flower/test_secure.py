@@ -314,6 +314,7 @@ def test_a_client_that_is_silent_in_an_evaluation_is_not_in_its_sums(case: Case)
     assert found.history[2]["accuracy"]["mean"] == pytest.approx(np.mean(scores), abs=2.0**-8)
 
 
+@pytest.mark.slow
 def test_with_fewer_than_five_replies_nothing_is_unpadded(case: Case) -> None:
     def at_second(moment: Moment) -> Fault | None:
         return is_dead if not moment.is_training and moment.round == 1 and moment.client < 2 else None
@@ -324,6 +325,7 @@ def test_with_fewer_than_five_replies_nothing_is_unpadded(case: Case) -> None:
     assert found.history[3]["accuracy"] is not None
 
 
+@pytest.mark.slow
 def test_sums_that_no_scores_have_are_not_used(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     """A client that sends other words is not found out, but a mean or deviation that is impossible is not used."""
     grid = grid_of(FedAvg(), case, fresh_identities(6), sums_only=True)
