@@ -83,7 +83,8 @@ def test_every_evaluation_has_pads_of_its_own() -> None:
     known: list[Any] = ["run", 2, ["loss"], models, (0, 1, 2), nonce]
     others: list[Any] = ["other", 3, ["scores"], {"theta": torch.zeros(3)}, (0, 1, 3), fresh_nonce()]
     first = evaluation_of(*known)
-    changed = [evaluation_of(*known[:k], other, *known[k + 1 :]) for k, other in enumerate(others)]
+    lists = [[*known[:k], other, *known[k + 1 :]] for k, other in enumerate(others)]
+    changed = [evaluation_of(*given) for given in lists]
     trained = message_of("run", 2, 0, Theta(models["theta"]), (0, 1, 2), nonce)
     assert len({message.digest for message in (first, *changed, trained)}) == 8
     assert evaluation_of(*known) == first
