@@ -400,11 +400,6 @@ def run_experiment(
 def secured(experiment: Experiment) -> Experiment:
     """Return the experiment with its method as it can be run with `privacy.secure`."""
     config, n_clients = experiment.config, experiment.federation.n_clients
-    if config.eval.metrics == "aggregate-only" and config.data.breakdown:
-        raise ConfigError(
-            "`data.breakdown` reports groups inside every client, but with `privacy.secure` and `eval.metrics` = "
-            "'aggregate-only' the server has sums over the clients alone; leave one of them out."
-        )
     size, policy = expected_size(config, n_clients), Policy(**config.policy.model_dump())
     return replace(
         experiment, algorithm=secure_method(experiment.algorithm, policy, experiment.problem, n_clients, size)

@@ -161,7 +161,7 @@ class _Request:
     def evaluate(self) -> RecordDict:
         """Return the client's loss and scores at the models of the message, and who it is."""
         data, arrays = self._client.data, named_arrays(self._arrays("models"), self._device)
-        if self._client.sums_only:
+        if self._client.sums_only or self._about.get("sums"):
             return self._evaluate_for_sums(arrays)
         loss = math.nan
         if self._about["with-loss"]:
@@ -197,10 +197,12 @@ class _Request:
     def _evaluate_for_sums(self, arrays: dict[str, Tensor]) -> RecordDict:
         """Return what is to be summed, under pads, and who the client is; nothing that it measured in the open."""
         names: Any = self._about.get("sums", [])
-        if (SECURE not in self._content) if names else (self._about["with-loss"] or self._about["with-scores"]):
+        is_padded, is_open = SECURE in self._content, self._about["with-loss"] or self._about["with-scores"]
+        if not self._client.sums_only or (not is_padded if names else is_open):
+            how = "for sums under pads alone" if self._client.sums_only else "in the open"
             raise ValueError(
-                f"client {self._number} gives losses and scores for sums under pads alone (`eval.metrics` = "
-                "'aggregate-only'), but the server asks otherwise; give both the same settings."
+                f"client {self._number} gives losses and scores {how} (`eval.metrics`), but the server asks otherwise; "
+                "give both the same settings."
             )
         content = self._described({}, {"forgot": self._forgot})
         if names:

@@ -28,7 +28,7 @@ from dqnfed.secure.ring import FloatArray, Words
 from dqnfed.secure.source import PaddedSource
 from dqnfed.sim.clients import SumQuestion, Sums, Traffic
 from dqnfed.sim.state import Setup
-from dqnfed.sim.sums import are_enough, read_sums
+from dqnfed.sim.sums import are_enough, check_means, read_sums
 
 logger = logging.getLogger("dqnfed")
 Hashed = Callable[[Sequence[int], bytes], Padded]  # the hash of a message, from the clients asked and a nonce
@@ -178,9 +178,16 @@ class SecureServer:
                 if client not in contents:
                     raise Refused(faults[client])
                 pads = read_words(record(contents[client], "pads", ArrayRecord), len(found[client]))
-                return read_sums(setup, question, found, pads)
             except Exception as error:  # whatever a client sends
                 logger.warning("client %d does not unpad what was measured: %s", client, first_line(error))
+                continue
+            try:
+                sums = read_sums(setup, question, found, pads)
+                check_means(setup, sums)
+                return sums
+            except (ValueError, OverflowError) as error:
+                logger.warning("the sums of what was measured are not used: %s", first_line(error))
+                return None
         return None
 
     def _key_of(self, client: int) -> dict[str, Any]:

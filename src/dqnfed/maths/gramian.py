@@ -37,7 +37,8 @@ def gramian(G: Tensor, extra: Tensor | Sequence[Tensor] | None = None, *, block:
 
 def cross_products(G: Tensor, H: Tensor, *, block: int = BLOCK) -> Tensor:
     """Return G H' as a float64 matrix on the CPU, in blocks as `gramian` does."""
-    dtype = torch.float64 if _are_few(G, len(G) * H.numel()) else torch.promote_types(G.dtype, torch.float32)
+    are_few = G.device.type == "cpu" and len(G) * H.numel() <= FEW
+    dtype = torch.float64 if are_few else torch.promote_types(G.dtype, torch.float32)
     total = torch.zeros(len(G), len(H), dtype=torch.float64, device=G.device)
     with full_precision():
         for start in range(0, G.shape[1], block):
@@ -66,14 +67,10 @@ def combine(weights: Tensor, G: Tensor) -> Tensor:
         raise ValueError(
             f"one weight per row is needed, but weights have shape {tuple(weights.shape)} and G {tuple(G.shape)}."
         )
-    if _are_few(G, G.numel()):
+    if G.device.type == "cpu" and G.numel() <= FEW:
         return (weights.double() @ G.double()).to(G.dtype)
     # from pageable memory the copy does not wait for the device's earlier work, and is safe all the same
     return weights.to(G.device, G.dtype, non_blocking=True) @ G
-
-
-def _are_few(G: Tensor, n_products: int) -> bool:
-    return G.device.type == "cpu" and n_products <= FEW
 
 
 def norm_of(v: Tensor) -> float:

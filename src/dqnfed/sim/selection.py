@@ -48,7 +48,8 @@ def watch_validation(setup: Setup, state: State, *, is_last: bool) -> str:
         value = loss if wanted.select == "loss" else score
     else:
         found = setup.clients.validate(setup, state)
-        score, value = float(found.scores.mean()), validation_value(wanted.select, found.losses, found.scores)
+        score = float(found.scores.mean())
+        value = score if wanted.select == LAST else validation_value(wanted.select, found.losses, found.scores)
     if wanted.select != LAST:
         choice = updated_choice(state.choice, wanted.select, state.round, value)
         if choice.round == state.round:

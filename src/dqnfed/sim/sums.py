@@ -59,6 +59,16 @@ def read_sums(setup: Setup, question: SumQuestion, padded: Mapping[int, Words], 
     return found
 
 
+def check_means(setup: Setup, sums: Sums) -> None:
+    """Refuse means that no losses or scores have: some client's number, which nobody sees, is wrong."""
+    of_losses, of_scores = (setup.problem.loss_floor, math.inf), score_range(setup.problem.score_name)
+    for name, found in sums.numbers.items():
+        low, high = of_losses if name in (LOSS, PART_LOSS) else of_scores
+        for mean in (each.mean for each in found):
+            if not low - 1e-3 <= mean <= high + 1e-3:
+                raise ValueError(f"their mean {name} is {mean:g}, but must be in [{low:g}, {high:g}]")
+
+
 def summed_score(problem: Problem, score: float) -> float:
     """Return a score as it is summed: rounded where it is a share in percent."""
     return rounded_score(score) if score_range(problem.score_name) == PERCENT else score
@@ -90,7 +100,7 @@ def summed_record(setup: Setup, state: State, clients: SummingClients, *, evalua
     names = (LOSS, SCORES, SQUARES) if has_spread else (LOSS, SCORES)
     found = clients.sums(setup, state, SumQuestion(names, asked, setup.evaluation.part))
     if found is None:
-        return {**record, "silent": asked.tolist()}
+        return record
     if len(found.clients) < len(asked):
         record["silent"] = asked[~torch.isin(asked, found.clients)].tolist()
     if len(asked) < setup.federation.n_clients:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from scipy import stats
 
 from dqnfed import Evaluation, Policy, RunResult, run
@@ -120,7 +120,8 @@ def assert_pads_are_used_once(*grids: Watched) -> None:
     """Record the hash and the words of every padded reply: no client pads for a message twice, and no words repeat."""
     for number in range(6):
         context = grids[-1].contexts[100 + number]
-        digests = list(context.state["dqnfed-secure-used"]["digests"])  # type: ignore[call-overload,index]
+        used: Any = context.state["dqnfed-secure-used"]
+        digests = list(used["digests"])
         assert len(set(digests)) == len(digests) >= 2
     replies = [reply for grid in grids for reply in grid.received if reply.has_content()]
     words = [
@@ -313,6 +314,7 @@ def test_a_client_that_is_silent_in_an_evaluation_is_not_in_its_sums(case: Case)
     assert found.history[2]["accuracy"]["mean"] == pytest.approx(np.mean(scores), abs=2.0**-8)
 
 
+@pytest.mark.slow
 def test_with_fewer_than_five_replies_nothing_is_unpadded(case: Case) -> None:
     def at_second(moment: Moment) -> Fault | None:
         return is_dead if not moment.is_training and moment.round == 1 and moment.client < 2 else None
@@ -321,6 +323,29 @@ def test_with_fewer_than_five_replies_nothing_is_unpadded(case: Case) -> None:
     found = deployed(FedAvg(), case, grid, rounds=3, evaluation=SUMS)
     assert found.history[2]["accuracy"] is None
     assert found.history[3]["accuracy"] is not None
+
+
+@pytest.mark.slow
+def test_sums_that_no_scores_have_are_not_used(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that sends other words is not found out, but a mean or deviation that is impossible is not used."""
+    grid = grid_of(FedAvg(), case, fresh_identities(6), sums_only=True)
+    inner = grid._app
+
+    def lies(message: Message, context: Context) -> Message:
+        reply = inner(message, context)
+        if client_number(context) == 3 and evaluates(message):
+            words = reply.content.array_records["padded"]["numbers"].numpy().copy()
+            words[1, 1] += np.uint64(1)  # 2^64 / 2^48 points
+            reply.content["padded"] = ArrayRecord({"numbers": Array(words)})
+        return reply
+
+    grid._app = lies
+    with caplog.at_level("WARNING", logger="dqnfed"):
+        found = deployed(FedAvg(), case, grid, rounds=1, evaluation=SUMS)
+    assert all(record["accuracy"] is None for record in found.history)
+    told = [record.getMessage() for record in caplog.records if "are not used" in record.getMessage()]
+    assert len(told) == 2
+    assert all("contradict each other" in line or "mean scores" in line for line in told)
 
 
 def test_a_client_unpads_sums_once_and_only_of_what_it_measured(case: Case) -> None:
@@ -341,6 +366,10 @@ def test_a_client_for_sums_does_not_measure_in_the_open(case: Case) -> None:
     grid = grid_of(FedAvg(), case, fresh_identities(6), sums_only=True)
     with pytest.raises(TimeoutError, match="gives losses and scores for sums under pads alone"):
         deployed(FedAvg(), case, grid, rounds=1)
+    open_grid = grid_of(FedAvg(), case, fresh_identities(6))
+    found = deployed(FedAvg(), case, open_grid, rounds=1, evaluation=SUMS)
+    assert all(record["accuracy"] is None for record in found.history)
+    assert all("gives losses and scores in the open" in refused["why"] for refused in found.history[0]["refused"])
     with pytest.raises(ValueError, match="`sums_only` needs `secure`"):
         Client(FedAvg(), case.problem, case.federation.only(0), sums_only=True)
 

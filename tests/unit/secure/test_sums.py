@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from dqnfed.secure.pads import Message, PadKey, evaluation_of, fresh_nonce
+from dqnfed.core.algorithm import Theta
+from dqnfed.secure.pads import Message, PadKey, evaluation_of, fresh_nonce, message_of
 from dqnfed.secure.release import Revealing
 from dqnfed.secure.ring import RingOverflow, Words
 from dqnfed.secure.sums import LARGEST, Moments, Number, moments, padded_numbers, rounded_score, unpadding_numbers
@@ -73,6 +76,18 @@ def test_sums_of_too_few_clients_are_not_given() -> None:
             unpadding_numbers(KEY, asked, 0, clients, [False])
     with pytest.raises(Revealing, match="over 5 clients or more"):
         unpadding_numbers(KEY, asked, 0, [0, 1, 2, 3], [True])
+
+
+def test_every_evaluation_has_pads_of_its_own() -> None:
+    nonce, models = fresh_nonce(), {"theta": torch.ones(3)}
+    known: list[Any] = ["run", 2, ["loss"], models, (0, 1, 2), nonce]
+    others: list[Any] = ["other", 3, ["scores"], {"theta": torch.zeros(3)}, (0, 1, 3), fresh_nonce()]
+    first = evaluation_of(*known)
+    lists = [[*known[:k], other, *known[k + 1 :]] for k, other in enumerate(others)]
+    changed = [evaluation_of(*given) for given in lists]
+    trained = message_of("run", 2, 0, Theta(models["theta"]), (0, 1, 2), nonce)
+    assert len({message.digest for message in (first, *changed, trained)}) == 8
+    assert evaluation_of(*known) == first
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2.0 * LARGEST])

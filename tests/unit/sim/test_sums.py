@@ -33,7 +33,10 @@ def held_out(case: Case) -> Federation:
     return replace(case.federation, validation=case.federation.test)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), DQNFed(cached_clients=0), Ditto()], ids=lambda a: type(a).__name__)
+METHODS = [FedAvg(), *(pytest.param(m, marks=pytest.mark.slow) for m in (DQNFed(cached_clients=0), Ditto()))]
+
+
+@pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_means_and_deviations_are_those_of_the_open_run(algorithm: AnyAlgorithm, case: Case, tmp_path: Path) -> None:
     summed, opened = (
         run(algorithm, case.problem, case.federation, rounds=2, evaluation=wanted, secure=True, out=out)
@@ -120,6 +123,7 @@ def test_a_loss_that_is_no_number_ends_in_a_diverged_run(case: Case) -> None:
     assert math.isfinite(found.history[-1]["accuracy"]["mean"])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_has_the_same_sums(case: Case, tmp_path: Path) -> None:
     def part(rounds: int, out: Path, *, resume: bool = False) -> list[float]:
         found = run(
