@@ -254,22 +254,22 @@ def fault_sizes(
     most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
-    found = np.where((before < 0.0) & (after > 0.0), gained / most, found)
-    curved = is_curved(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
-    agrees = known & (size > 0.0) & (curved | (np.abs(unexplained) <= AGREES * size * ratio))
-    counts = known & (np.abs(unexplained) > small) & ~curved
+    found = np.where((before < 0.0) & (after > 0.0) & (change < 0.0), gained / most, found)
+    hurt = was_hurt(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
+    agrees = known & (size > 0.0) & (hurt | (np.abs(unexplained) <= AGREES * size * ratio))
+    curved = (before < after) & (ratio * before <= change) & (change <= ratio * after)  # what a convex loss can do
+    counts = known & (np.abs(unexplained) > small) & ~hurt & ~curved
     found = np.where(counts, np.minimum(found, WORST), 0.0)
     return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees)
 
 
-def is_curved(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
-    """Return whose slopes rise along the step as those of a convex loss do, and whose loss changed as such a one can.
+def was_hurt(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
+    """Return whose loss rose by more than its rows say, where their slopes have vanished or turned along the step.
 
-    A convex loss changes by what lies between its slopes at the two ends. Local training, which stops where the loss is
-    low, shows less of the slope there: a loss may rise by more where its slope has vanished or turned. A step that
-    suits the others does that to a client with unusual data; one that reverses its rows says that its loss still falls.
+    A convex loss changes by what lies between its slopes at the two ends, but local training, which stops where the
+    loss is low, shows less of a slope that has turned. A step that suits the others does that to a client with unusual
+    data. One that reverses its rows says that its loss still falls.
     """
-    between = (before < after) & (before <= change) & (change <= after)
-    hurt = (change > 0.0) & (change > 0.5 * (before + after)) & (after > 0.5 * np.minimum(before, 0.0))
-    curved: NDArray[np.bool_] = between | hurt
-    return curved
+    rose = (change > 0.0) & (change > 0.5 * (before + after))
+    hurt: NDArray[np.bool_] = rose & (after > 0.5 * np.minimum(before, 0.0))
+    return hurt
