@@ -256,7 +256,7 @@ def fault_sizes(
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
     found = np.where((before < 0.0) & (after > 0.0) & (change < 0.0), gained / most, found)
     hurt = was_hurt(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
-    agrees = known & (size > 0.0) & (hurt | (np.abs(unexplained) <= AGREES * size * ratio))
+    agrees = known & (size > 0.0) & (hurt | (np.abs(change - ratio * mean) <= AGREES * size * ratio))
     curved = (before < after) & (ratio * before <= change) & (change <= ratio * after)  # what a convex loss can do
     counts = known & (np.abs(unexplained) > small) & ~hurt & ~curved
     found = np.where(counts, np.minimum(found, WORST), 0.0)
