@@ -34,7 +34,9 @@ AGREES = 0.5  # of what is said: a change that differs from it by less confirms 
 WORST = 2.0 / LEAST  # one round counts for so much at most
 START = 1.5  # times the median of the first losses: at the first model nobody has been served better than another
 GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
-AGAIN = 0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
+AGAIN = (
+    0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
+)
 CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
 LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
@@ -225,9 +227,7 @@ def products(rows: Tensor, move: Tensor, cohort: Cohort) -> FloatArray:
     return found if cohort.factors is None else found / cohort.factors.numpy()
 
 
-def fault_sizes(
-    before: FloatArray, after: FloatArray, change: FloatArray, rounding: float
-) -> Faults:
+def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, rounding: float) -> Faults:
     """Return how far each loss change is from what the slopes at both ends of a step say, and what weight that has.
 
     Up to 1 is usual. Nothing is said (weight 0) where fewer than three clients are known or where the cohort as a whole

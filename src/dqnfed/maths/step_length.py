@@ -63,8 +63,8 @@ def curvature_length(
     f_k(theta - alpha u) ~ f_k - alpha g_k'u + alpha^2 c_k ||u||^2 / 2 is lowest at g_k'u / (c_k ||u||^2); the smallest
     of these is taken, so that each loss falls by alpha g_k'u / 2 at least where c_k is exact. Clients of unknown (NaN)
     or zero curvature set no limit; a client that would lose (g_k'u <= 0) makes it 0. With an `allowance` every slope
-    counts as this share of the mean gain higher: a client may lose half of it. With `least` alpha is at least this share
-    of what the median client allows: no client, and no few of them, can stop the others.
+    counts as this share of the mean gain higher: a client may lose half of it. With `least` alpha is at least this
+    share of what the median client allows: no client, and no few of them, can stop the others.
     """
     if not squared_norm > 0.0 or not len(slopes):
         return 0.0
