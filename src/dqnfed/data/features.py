@@ -149,7 +149,8 @@ def refuse_free_text(table: Table, training: np.ndarray, columns: list[str]) -> 
         if stray := stray_text(texts[name]):
             raise DataError(
                 f"{table.source}, row {stray[0] + 1}, column {name!r}: {stray[1]!r} is no number, but nearly all other "
-                f"values of this column are. Correct the cell or leave it empty, or leave the column out with `--drop {name}`."
+                f"values of this column are. Correct the cell or leave it empty, or leave the column out with "
+                f"`--drop {name}`."
             )
     named = ", ".join(f"{name!r} ({n:,})" for name, n in many.items())
     what = "column {} holds" if len(many) == 1 else "columns {} hold"
