@@ -169,7 +169,7 @@ def test_a_turn_that_the_loss_confirms_is_no_fault_and_a_reversed_row_is() -> No
     """Both rows go from falling to rising; the loss of the one who went past its lowest point has hardly changed."""
     assert faults_beside_usual_clients(-1.0, 1.0, 0.1)[1]
     assert not faults_beside_usual_clients(-1.0, 1.0, -0.9)[1]
-    state = no_claims(K)._replace(agrees=torch.arange(K) == 2)
+    state = no_claims(K)._replace(past=torch.arange(K) == 2)
     told = with_turned(state, np.array([True, True]), torch.tensor([2, 5]))
     assert inconsistent(told, cohort(), 0.3).nonzero()[0].tolist() == [5]
 
