@@ -33,6 +33,7 @@ from dqnfed.maths.step_length import mean_step_norm
 PROBING = -1  # `Search.trials` while the first step's curvature is measured
 ONE_IN, LEAST = 10, 64  # examples of a client's loss before local SGD: compared with themselves, so that few will do
 ALLOWANCE = 0.03  # a client may lose half this share of the mean gain by the step's length
+LEAST_LENGTH = 0.5  # where replies may be false: of what the median client's curvature allows, whatever others say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +106,11 @@ class DQNFed(DescentSettings):
     def parts(self) -> Parts:
         """The rules of a prepared method."""
         gradients, strict = self.local == "gradient", self.beyond == "stop"
+        allowance, least = 0.0 if strict else ALLOWANCE, 0.0 if strict or not self.drop_share else LEAST_LENGTH
         return Parts(
             Rates(self.rates, self.memory),
             Metric(self.metric_memory if self.metric == "lbfgs" else 0, keeps_mean=True),
-            Length(self.step, self.step_size, self.growth, allowance=0.0 if strict else ALLOWANCE),
+            Length(self.step, self.step_size, self.growth, allowance=allowance, least=least),
             Cache(self.cached_clients or 0),
             Trust(self.drop_share, self.drop_stretch, checks_rates=self.cap, checks_losses=gradients),
             Votes(self.step_size, gradients, robust=self.drop_share > 0.0),

@@ -82,7 +82,7 @@ class ServerLBFGS(LocalWork[LBFGSServer, Empty, LBFGSUpdate]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "memory", low=1)
-        check_range(self, "growth", low=1.0)
+        check_range(self, "growth", low=1.0, high=inf)
         check_choice(self, "previous", ("auto", "kept", "sent"))
 
     def prepare(self, problem: Problem, n_clients: int, cohort_size: int) -> Self:

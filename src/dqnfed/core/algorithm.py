@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
+from math import inf
 from numbers import Integral, Real
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
@@ -187,11 +188,11 @@ def check_range(
     open_low: bool = False,
     open_high: bool = False,
 ) -> None:
-    """Refuse a hyper-parameter outside its range, with the range."""
+    """Refuse a hyper-parameter outside its range, with the range; inf is in it only where `high` is inf and closed."""
     value = getattr(settings, name)
     _check_number(settings, name, value)
-    below = low is not None and (value <= low if open_low else value < low)
-    above = high is not None and (value >= high if open_high else value > high)
+    below = value == -inf if low is None else value <= low if open_low else value < low
+    above = value == inf if high is None else value >= high if open_high else value > high
     if below or above or value != value:
         left = "(-inf" if low is None else f"{'(' if open_low else '['}{low:g}"
         right = "inf)" if high is None else f"{high:g}{')' if open_high else ']'}"

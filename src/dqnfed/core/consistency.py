@@ -31,10 +31,13 @@ SLIGHT = 0.5  # of the cohort's median change: what is not said counts as a shar
 USUAL = 0.2  # the cohort's median share: a round above it says less about a single client, one below it enough
 MEMORY = 0.7  # of the weight of a round in the next one
 AGREES = 0.5  # of what is said: a change that differs from it by less confirms it
+TURNED = 0.5  # of the slope before the step: one that is turned by less explains no turn of the row
 WORST = 2.0 / LEAST  # one round counts for so much at most
 START = 1.5  # times the median of the first losses: at the first model nobody has been served better than another
 GROWTH = 2.0  # of a client's usual length in a round; an honest client that is above the cohort's came there slowly
-AGAIN = 0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
+AGAIN = (
+    0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
+)
 CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
 LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
@@ -52,6 +55,7 @@ class ConsistencyState(NamedTuple):
     lengths: Tensor  # [C] usual lengths of the rows, which grow by `GROWTH` a round at most
     clear: Tensor  # [C]   whether this round alone shows that the client is inconsistent
     agrees: Tensor  # [C]  whether its loss has changed as its rows before and after the step say
+    past: Tensor  # [C]    whether the step went past its lowest point, as its loss confirms
     out: Tensor  # [C]     whether it was left out of the last round
     caught: Tensor  # [C]  how often it was left out for what one round shows
     until: Tensor  # [C]   the round before which it stays left out
@@ -80,6 +84,7 @@ def no_claims(n_clients: int) -> ConsistencyState:
         lengths=unknown.clone(),
         clear=torch.zeros(n_clients, dtype=torch.bool),
         agrees=torch.zeros(n_clients, dtype=torch.bool),
+        past=torch.zeros(n_clients, dtype=torch.bool),
         out=torch.zeros(n_clients, dtype=torch.bool),
         caught=never,
         until=never.clone(),
@@ -141,17 +146,19 @@ def judged(
     """Return the record with the faults of this cohort's replies."""
     clients = cohort.clients
     faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
-    clear, agrees = np.zeros((2, len(faults)), dtype=np.bool_)
+    clear, agrees, past = np.zeros((3, len(faults)), dtype=np.bool_)
     if len(state.theta):
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
         scale = float(np.nanmedian(np.abs(losses))) if np.isfinite(losses).any() else 0.0
         found, weight, agrees = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
+        past = agrees & (before < 0.0) & (after > -TURNED * before)
         total = weights + weight
         faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
         faults = np.where(weight == 1.0, np.maximum(faults, found), faults)  # a clear round needs no second one
         weights, clear = total, (weight == 1.0) & (found > CLEAR)
     return state._replace(
+        past=torch.zeros_like(state.past).index_copy(0, clients, torch.from_numpy(past)),
         clear=torch.zeros_like(state.clear).index_copy(0, clients, torch.from_numpy(clear)),
         agrees=torch.zeros_like(state.agrees).index_copy(0, clients, torch.from_numpy(agrees)),
         faults=state.faults.index_copy(0, clients, torch.from_numpy(faults)),
@@ -179,10 +186,10 @@ def inconsistent(state: ConsistencyState, cohort: Cohort, share: float) -> NDArr
 def with_turned(state: ConsistencyState, turned: NDArray[np.bool_], clients: Tensor) -> ConsistencyState:
     """Return the record in which rows that have turned as no other client's are a fault that this round alone shows.
 
-    But for those whose losses agree with the turn: a step that goes past a client's lowest point turns its row, too.
+    But for those that the step has taken past their lowest point, which turns a row, too, if their losses say so.
     """
     there = clients[torch.from_numpy(turned)]
-    there = there[~state.agrees[there]]
+    there = there[~state.past[there]]
     return state._replace(
         faults=state.faults.index_fill(0, there, WORST),
         weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0)),
@@ -225,9 +232,7 @@ def products(rows: Tensor, move: Tensor, cohort: Cohort) -> FloatArray:
     return found if cohort.factors is None else found / cohort.factors.numpy()
 
 
-def fault_sizes(
-    before: FloatArray, after: FloatArray, change: FloatArray, rounding: float
-) -> Faults:
+def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, rounding: float) -> Faults:
     """Return how far each loss change is from what the slopes at both ends of a step say, and what weight that has.
 
     Up to 1 is usual. Nothing is said (weight 0) where fewer than three clients are known or where the cohort as a whole
@@ -254,22 +259,22 @@ def fault_sizes(
     most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
-    found = np.where((before < 0.0) & (after > 0.0), gained / most, found)
-    curved = is_curved(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
-    agrees = known & (size > 0.0) & (curved | (np.abs(unexplained) <= AGREES * size * ratio))
-    counts = known & (np.abs(unexplained) > small) & ~curved
+    found = np.where((before < 0.0) & (after > 0.0) & (change < 0.0), gained / most, found)
+    hurt = was_hurt(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
+    agrees = known & (size > 0.0) & (hurt | (np.abs(change - ratio * mean) <= AGREES * size * ratio))
+    curved = (before < after) & (ratio * before <= change) & (change <= ratio * after)  # what a convex loss can do
+    counts = known & (np.abs(unexplained) > small) & ~hurt & ~curved
     found = np.where(counts, np.minimum(found, WORST), 0.0)
     return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees)
 
 
-def is_curved(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
-    """Return whose slopes rise along the step as those of a convex loss do, and whose loss changed as such a one can.
+def was_hurt(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:
+    """Return whose loss rose by more than its rows say, where their slopes have vanished or turned along the step.
 
-    A convex loss changes by what lies between its slopes at the two ends. Local training, which stops where the loss is
-    low, shows less of the slope there: a loss may rise by more where its slope has vanished or turned. A step that
-    suits the others does that to a client with unusual data; one that reverses its rows says that its loss still falls.
+    A convex loss changes by what lies between its slopes at the two ends, but local training, which stops where the
+    loss is low, shows less of a slope that has turned. A step that suits the others does that to a client with unusual
+    data. One that reverses its rows says that its loss still falls.
     """
-    between = (before < after) & (before <= change) & (change <= after)
-    hurt = (change > 0.0) & (change > 0.5 * (before + after)) & (after > 0.5 * np.minimum(before, 0.0))
-    curved: NDArray[np.bool_] = between | hurt
-    return curved
+    rose = (change > 0.0) & (change > 0.5 * (before + after))
+    hurt: NDArray[np.bool_] = rose & (after > 0.5 * np.minimum(before, 0.0))
+    return hurt

@@ -50,15 +50,15 @@ class Policy:
         check_choice(self, "on_missing", ("proceed", "fail"))
         if self.on_worse is not None:
             check_choice(self, "on_worse", ("best", "last"))
-        check_range(self, "timeout", low=0.0, open_low=True)
+        check_range(self, "timeout", low=0.0, high=math.inf, open_low=True)
         if self.rate_bounds is not None:
-            check_range(self, "rate_bounds", low=1.0)
+            check_range(self, "rate_bounds", low=1.0, high=math.inf)
         if self.scalar_bounds is not None:
-            check_range(self, "scalar_bounds", low=1.0)
+            check_range(self, "scalar_bounds", low=1.0, high=math.inf)
         if self.drop_share is not None:
             check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
-        check_range(self, "max_update_norm", low=1.0)
-        check_range(self, "max_size_ratio", low=1.0)
+        check_range(self, "max_update_norm", low=1.0, high=math.inf)
+        check_range(self, "max_size_ratio", low=1.0, high=math.inf)
         check_range(self, "min_replies", low=1)
 
 

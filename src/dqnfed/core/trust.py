@@ -127,14 +127,6 @@ class Trust:
         """Return the rates with which no client makes the step `STRETCH` times as long as it is without this client."""
         return bounded_by_others(M, rates, kept, ridge=ridge, n_most=self._may_drop(cohort), stretch=STRETCH)
 
-    def only_left_out(self, before: Tensor, now: Tensor) -> bool:
-        """Return whether two cohorts differ by no more clients than may be left out."""
-        return (
-            self.drop_share > 0.0
-            and len(before) > 0
-            and int((before ^ now).sum()) <= may_drop(self.drop_share, len(now))
-        )
-
     def believed(self, cohort: Cohort) -> Cohort:
         """Return the cohort as all clients of a federation, where no more of it are missing than may be left out."""
         n, C = len(cohort.clients), cohort.n_clients

@@ -145,12 +145,26 @@ def refuse_free_text(table: Table, training: np.ndarray, columns: list[str]) -> 
     many = {name: n for name, n in counts.items() if n > MAX_CATEGORIES}
     if not many:
         return
+    for name in many:
+        if stray := stray_text(texts[name]):
+            raise DataError(
+                f"{table.source}, row {stray[0] + 1}, column {name!r}: {stray[1]!r} is no number, but nearly all other "
+                f"values of this column are. Correct the cell or leave it empty, or leave the column out with "
+                f"`--drop {name}`."
+            )
     named = ", ".join(f"{name!r} ({n:,})" for name, n in many.items())
     what = "column {} holds" if len(many) == 1 else "columns {} hold"
     raise DataError(
         f"{what.format(named)} more than {MAX_CATEGORIES} different texts in training: identifiers, dates or free text "
         f"are no categories. Leave them out with `--drop {','.join(many)}`, or replace them by groups or numbers."
     )
+
+
+def stray_text(values: np.ndarray) -> tuple[int, str] | None:
+    """Return the first cell that is no number, in a column of text in which nine of ten values are numbers."""
+    known = [(row, str(value)) for row, value in enumerate(values) if value]
+    strays = [(row, value) for row, value in known if not _is_number(value)]
+    return strays[0] if strays and 10 * len(strays) <= len(known) else None
 
 
 def constant_columns(preprocessing: Preprocessing) -> list[str]:

@@ -318,7 +318,8 @@ def shared_out(by_class: Sequence[Indices], cuts: np.ndarray, rng: np.random.Gen
 def checked_count(n_clients: int | None, scheme: str, n_examples: int) -> int:
     if n_clients is None or not 1 <= n_clients <= n_examples:
         raise DataError(
-            f"scheme {scheme!r} needs n_clients between 1 and the {n_examples} examples at hand, got {n_clients}."
+            f"scheme {scheme!r} needs n_clients between 1 and the {n_examples} examples at hand, got {n_clients}; "
+            "set `data.clients`."
         )
     return n_clients
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -235,12 +236,25 @@ def read_parquet(path: Path) -> Table:
         raise DataError("reading Parquet needs pyarrow; install it with `pip install dqnfed[tables]`.") from error
     try:
         content = pyarrow.parquet.read_table(path)
+        refuse_nested(path, content)
         columns = {name: parquet_column(content.column(i).to_pylist()) for i, name in enumerate(content.column_names)}
+    except DataError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, NotImplementedError, KeyError) as error:
         raise DataError(f"{path} is not a whole Parquet file ({error}).") from error
     if len(columns) < len(content.column_names):
         raise DataError(f"{path} has two columns of the same name among {', '.join(content.column_names)}; rename one.")
     return Table(str(path), columns)
+
+
+def refuse_nested(path: Path, content: Any) -> None:
+    """Raise where a column of a Parquet file holds more than one number or text a cell."""
+    for field in content.schema:
+        if any(word in str(field.type) for word in ("list", "struct", "map<", "union", "binary")):
+            raise DataError(
+                f"{path}: column {field.name!r} is of type {field.type}, but a cell of a table is one number or one "
+                "text; write the file without this column, or with its parts as columns."
+            )
 
 
 def parquet_column(values: Sequence[object]) -> np.ndarray:

@@ -9,6 +9,7 @@ CHECKS, ATTACKS = "tests/unit/flower/test_checks.py", "tests/unit/flower/test_at
 SCREENING, CONSISTENCY = "tests/unit/core/test_screening.py", "tests/unit/core/test_consistency.py"
 TRUST, FAULTS, FUZZ = "tests/unit/core/test_trust.py", "tests/unit/flower/test_faults.py", "tests/fuzz/test_replies.py"
 SKETCHES, GUARD = "tests/unit/core/test_sketches.py", "tests/unit/sim/test_guard.py"
+STEP_LENGTH = "tests/unit/maths/test_step_length.py"
 DIRECTIONS = "tests/unit/maths/test_bounded_rates.py"
 
 STATISTICS = "tests/unit/data/test_statistics.py"
@@ -109,7 +110,16 @@ RULES = (
     ),
     Rule(
         CLIENTS,
-        "who is caught so by one round alone stays out for two rounds, and twice as long each further time, 64 at most",
+        "whom the others' step has hurt is not left out for it: a loss that rises by more than the rows say, where "
+        "their slopes have vanished or turned, is no fault, and neither is what a convex loss can do",
+        "always",
+        "none",
+        f"{CONSISTENCY}::test_whom_a_step_has_hurt_is_not_at_fault",
+    ),
+    Rule(
+        CLIENTS,
+        "who is caught so by one round alone stays out for two rounds, and twice as long each further time, 64 at "
+        "most; the first time only until its loss agrees with its rows",
         "where `policy.drop_share` is set",
         "`policy.drop_share`",
         f"{CONSISTENCY}::test_who_is_caught_again_stays_out_longer",
@@ -123,7 +133,8 @@ RULES = (
     ),
     Rule(
         CLIENTS,
-        "a client whose row has turned since the last round as no other client's has is left out",
+        "a client whose row has turned since the last round as no other client's has is left out, unless its loss has "
+        "changed as the two rows say",
         "where `policy.drop_share` is set",
         "`policy.drop_share`",
         f"{SKETCHES}::test_who_turns_alone_is_seen_and_who_turns_with_all_others_is_not",
@@ -135,6 +146,14 @@ RULES = (
         "where `policy.drop_share` is set",
         "`policy.drop_share`",
         f"{DIRECTIONS}::test_no_row_makes_the_step_far_longer_than_the_others_alone",
+    ),
+    Rule(
+        CLIENTS,
+        "no few clients stop the others: a step by curvature (dqn-fed, adafed) is at least half as long as the median "
+        "client allows; a step of local training with all clients is at most 1.25 times the last one",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{STEP_LENGTH}::test_no_few_clients_can_stop_the_others",
     ),
     Rule(
         CLIENTS,

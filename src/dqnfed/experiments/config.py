@@ -103,14 +103,14 @@ class TrainBlock(Block):
     late: Literal["drop", "partial"] | None = None  # drop: what is left of a client that is late
     epochs: int | None = Field(default=None, ge=1)  # 1
     batch_size: int | Literal["full"] | None = None  # full
-    lr: float | None = Field(default=None, gt=0)  # 0.1
+    lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # 0.1
     momentum: float | None = Field(default=None, ge=0, lt=1)  # 0
-    weight_decay: float | None = Field(default=None, ge=0)  # 0
+    weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # 0
     lr_decay: float | None = Field(default=None, gt=0, le=1)  # 1
     lr_decay_every: int | None = Field(default=None, ge=1)  # 1
     optimizer: Literal["sgd", "adam", "adamw"] | None = None  # sgd
     nesterov: bool | None = None  # false
-    clip_norm: float | None = Field(default=None, gt=0)  # none
+    clip_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # none
     schedule: Literal["constant", "step", "cosine"] | None = None  # step, which is constant while lr_decay is 1
     schedule_rounds: int | None = Field(default=None, ge=1)  # of cosine: rounds
     warmup: int | None = Field(default=None, ge=0)  # 0
@@ -306,7 +306,7 @@ def parsed_change(change: str) -> tuple[tuple[str, ...], Any]:
     if not equals or not key.strip():
         raise ConfigError(f"a change reads key=value, as in train.lr=0.3, but '{change}' does not.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = text.strip() if "\n" in text else tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
     return tuple(key.strip().split(".")), value

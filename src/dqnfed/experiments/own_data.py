@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dqnfed.core.federation import Federation, untested_line
-from dqnfed.data.features import Preprocessing, constant_columns, fit_preprocessing
+from dqnfed.data.features import Preprocessing, constant_columns, fit_preprocessing, stray_text
 from dqnfed.data.federate import federation_of
 from dqnfed.data.manifest import Manifest
 from dqnfed.data.partition import partition
@@ -249,6 +249,13 @@ def told_about(
             else ""
         )
     ]
+    for column in preprocessing.categorical:
+        if stray := stray_text(table.columns[column.name]):
+            row, value = stray
+            notes.append(
+                f"column {column.name!r} is read as {len(column.categories)} categories, since {value!r} in row "
+                f"{row + 1} is no number; correct the cell or leave it empty if the column holds numbers"
+            )
     if constant := constant_columns(preprocessing):
         notes.append(f"one value in all training rows, so nothing to learn from: {', '.join(constant)}")
     tested = manifest.sizes[:, 2] > 0

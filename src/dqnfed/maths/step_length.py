@@ -56,22 +56,25 @@ def curvature_length(
     *,
     largest: float = 1.0,
     allowance: float = 0.0,
+    least: float = 0.0,
 ) -> float:
     """Return the longest alpha up to `largest` at which every client's parabola along u still falls.
 
     f_k(theta - alpha u) ~ f_k - alpha g_k'u + alpha^2 c_k ||u||^2 / 2 is lowest at g_k'u / (c_k ||u||^2); the smallest
     of these is taken, so that each loss falls by alpha g_k'u / 2 at least where c_k is exact. Clients of unknown (NaN)
     or zero curvature set no limit; a client that would lose (g_k'u <= 0) makes it 0. With an `allowance` every slope
-    counts as this share of the mean gain higher: a client may lose half of it.
+    counts as this share of the mean gain higher: a client may lose half of it. With `least` alpha is at least this
+    share of what the median client allows: no client, and no few of them, can stop the others.
     """
     if not squared_norm > 0.0 or not len(slopes):
         return 0.0
     slopes, c = np.asarray(slopes, dtype=np.float64), np.asarray(curvature, dtype=np.float64)
     slopes = slopes + allowance * float(np.clip(slopes, 0.0, None).mean())
-    if slopes.min() <= 0.0:
-        return 0.0
-    limiting = c > 0.0  # NaN is not
-    return min(largest, float((slopes[limiting] / (c[limiting] * squared_norm)).min(initial=np.inf)))
+    limiting, limits = c > 0.0, np.full(len(slopes), np.inf)  # NaN is not
+    limits[limiting] = np.maximum(slopes[limiting], 0.0) / (c[limiting] * squared_norm)
+    limits[slopes <= 0.0] = 0.0
+    alpha = float(limits.min())
+    return min(largest, max(alpha, least * float(np.median(limits))) if least > 0.0 else alpha)
 
 
 def mean_step_norm(GG: FloatArray, rates: FloatArray) -> float:

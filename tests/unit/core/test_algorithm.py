@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -133,3 +134,9 @@ def test_shared_settings_without_effect_are_named() -> None:
     assert cosine.unused() == {"lr_decay", "lr_decay_every", "momentum", "nesterov"}
     assert FedAvg(epochs=2, schedule="constant").unused() == other | {"lr_decay", "lr_decay_every", "schedule"}
     assert Scaffold(epochs=2).unused() == other | {"lr_decay_every", "momentum", "optimizer"}
+
+
+@pytest.mark.parametrize("settings", [{"lr": math.inf}, {"weight_decay": math.inf}, {"clip_norm": math.inf}])
+def test_infinity_is_no_setting(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"must be in .*, inf\), but is inf"):
+        FedAvg(**settings)  # type: ignore[arg-type]

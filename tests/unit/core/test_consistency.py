@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.consistency import (
     ConsistencyState,
+    fault_sizes,
     inconsistent,
     judged,
     may_drop,
     no_claims,
     with_absence,
     with_claims,
+    with_turned,
 )
 
 K, n = 8, 5
@@ -124,3 +126,65 @@ def test_who_is_caught_again_stays_out_longer() -> None:
         left = [inconsistent(state, now._replace(round=round + 1 + later), 0.2)[3] for later in range(n_rounds + 1)]
         assert left == [True] * n_rounds + [False]
         assert inconsistent(state, now._replace(round=round + 1), 0.2).sum() == 1
+
+
+USUAL_STEP = (np.full(4, -1.0), np.full(4, -0.8), np.full(4, -0.9))  # slopes before and after, changes: as is said
+
+
+def faults_beside_usual_clients(before: float, after: float, change: float) -> tuple[float, bool]:
+    """Return the fault of a fifth client, and whether its loss agrees."""
+    given = [np.append(values, own) for values, own in zip(USUAL_STEP, (before, after, change), strict=True)]
+    found = fault_sizes(given[0], given[1], given[2], 0.0)
+    return float(found.sizes[-1]), bool(found.agrees[-1])
+
+
+@pytest.mark.parametrize(("before", "after"), [(-1.0, 0.2), (-0.3, -0.1), (-0.2, 0.6), (0.2, 0.5), (0.5, 3.0)])
+@pytest.mark.parametrize("change", [0.3, 1.5, 4.0])
+def test_whom_a_step_has_hurt_is_not_at_fault(before: float, after: float, change: float) -> None:
+    """Its slope has vanished or turned, and its loss rises by more than that says."""
+    if change > 0.5 * (before + after):
+        assert faults_beside_usual_clients(before, after, change) == (0.0, True)
+
+
+@pytest.mark.parametrize("before", [-1.0, -0.5])
+def test_who_reverses_its_rows_and_is_hurt_is_at_fault(before: float) -> None:
+    """The truth is a loss that rises ever faster; it says one that falls ever faster."""
+    fault, agrees = faults_beside_usual_clients(before, 1.2 * before, -1.1 * before)
+    assert fault > 1.0
+    assert not agrees
+
+
+def test_a_rise_beyond_all_measure_is_at_fault() -> None:
+    assert faults_beside_usual_clients(-0.3, 0.1, 1e6)[0] > 1.0
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_what_a_convex_loss_can_do_is_no_fault(share: float) -> None:
+    """It changes by what lies between its slopes at both ends, if these rise."""
+    before, after = -3.0, -0.1
+    assert faults_beside_usual_clients(before, after, (1 - share) * before + share * after)[0] == 0.0
+
+
+def test_a_turn_that_the_loss_confirms_is_no_fault_and_a_reversed_row_is() -> None:
+    """Both rows go from falling to rising; the loss of the one who went past its lowest point has hardly changed."""
+    assert faults_beside_usual_clients(-1.0, 1.0, 0.1)[1]
+    assert not faults_beside_usual_clients(-1.0, 1.0, -0.9)[1]
+    state = no_claims(K)._replace(past=torch.arange(K) == 2)
+    told = with_turned(state, np.array([True, True]), torch.tensor([2, 5]))
+    assert inconsistent(told, cohort(), 0.3).nonzero()[0].tolist() == [5]
+
+
+def test_the_first_time_one_round_in_agreement_is_enough() -> None:
+    out = np.arange(K) == 3
+    for n_caught, stays in ((1, False), (2, True)):
+        state = no_claims(K)._replace(clear=torch.from_numpy(out), caught=torch.full((K,), n_caught - 1))
+        state = with_absence(state, out, cohort(5))._replace(agrees=torch.ones(K, dtype=torch.bool))
+        assert inconsistent(state, cohort(6), 0.2)[3] == stays
+
+
+def test_who_was_left_out_comes_back_with_less_than_leaves_out() -> None:
+    faults, weights = torch.zeros(K).double(), torch.ones(K).double()
+    faults[3] = 0.8
+    state = no_claims(K)._replace(faults=faults, weights=weights)
+    assert not inconsistent(state, cohort(), 0.2).any()
+    assert inconsistent(state._replace(out=torch.arange(K) == 3), cohort(), 0.2)[3]

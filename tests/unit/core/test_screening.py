@@ -151,7 +151,7 @@ def test_a_zero_reply_beside_tiny_ones_is_zero() -> None:
     ("settings", "message"),
     [
         ({"on_nonfinite": "ignore"}, "`on_nonfinite` must be one of drop, fail"),
-        ({"max_update_norm": 0.5}, r"`max_update_norm` must be in \[1, inf\), but is 0.5"),
+        ({"max_update_norm": 0.5}, r"`max_update_norm` must be in \[1, inf\], but is 0.5"),
         ({"min_replies": 0}, r"`min_replies` must be in \[1, inf\), but is 0"),
     ],
 )

@@ -182,13 +182,16 @@ def test_a_client_with_false_replies_does_not_hold_up_a_line_search_for_long() -
 
 
 def test_honest_clients_are_trusted() -> None:
-    """Two or three of ten digits each, a network: nobody is left out, so that the policy costs nothing."""
+    """Two or three of ten digits each, a network: nobody is left out, and the policy costs nothing.
+
+    Its steps are others: no few clients may shorten them much.
+    """
     built = build_problem(read_config("digits", ["data.clients=10"]))
     case = Case(built.problem, built.federation)
     guarded = trained(DQNFed(), case, rounds=20)
     free = run(DQNFed(), *case[:2], rounds=20, evaluation=Evaluation(every=20, participants=False))
     assert guarded.summary["n_dropped"] == 0
-    assert torch.equal(guarded.theta, free.theta)
+    assert guarded.summary["train_loss"]["mean"] <= 1.1 * free.summary["train_loss"]["mean"]
 
 
 def test_without_the_policy_nothing_is_recorded() -> None:

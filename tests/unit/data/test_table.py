@@ -121,3 +121,13 @@ def test_strange_columns_get_an_answer(table: Table) -> None:
     text = Table("new.csv", {"age": np.array(["12", "old"])})
     with pytest.raises(DataError, match=r"held numbers in training, but new\.csv has 'old'"):
         found.apply(text)
+
+
+@pytest.mark.parametrize("cell", [[1, 2], {"a": 1}, b"\xff"])
+def test_a_parquet_column_of_more_than_one_value_a_cell_is_refused(tmp_path: Path, cell: object) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(arrow.table({"y": [0, 1], "x": [cell, cell]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"column .x. is of type .*, but a cell of a table is one number or one text"):
+        read_table(tmp_path / "t.parquet")

@@ -124,6 +124,16 @@ def test_a_client_too_small_to_be_tested_is_kept_for_training_and_said_so(tmp_pa
         own_federation(own(tmp_path, alone))
 
 
+def test_a_text_among_numbers_is_named(tmp_path: Path) -> None:
+    """With many different numbers it is refused, with few they would silently become categories: that is said."""
+    rows = hospital_rows()
+    rows[16]["age"] = "0x10"
+    with pytest.raises(DataError, match=r"row 17, column 'age': '0x10' is no number, but nearly all other values"):
+        own_federation(own(tmp_path, rows))
+    found = own_federation(own(tmp_path, [{**row, "age": str(i % 7) if i else "old"} for i, row in enumerate(rows)]))
+    assert any("'age' is read as 8 categories, since 'old' in row 1 is no number" in note for note in found.notes)
+
+
 EXTREMES = ["inf", "-inf", "1e999", "1e300", "-1e31", "1e20", "-3e12"]
 
 

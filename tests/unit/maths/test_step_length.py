@@ -53,6 +53,15 @@ def test_the_most_curved_client_sets_the_length() -> None:
     assert curvature_length(np.zeros(3), curvature, 0.0) == 0.0
 
 
+def test_no_few_clients_can_stop_the_others() -> None:
+    """With `least` alpha is that share of the median limit or more, also where a client would lose."""
+    slopes, curvature = np.ones(5), np.array([1.0, 2.0, 4.0, 1e6, 1e9])
+    assert curvature_length(slopes, curvature, 1.0) == pytest.approx(1e-9)
+    assert curvature_length(slopes, curvature, 1.0, least=0.5) == pytest.approx(0.5 * 0.25)
+    assert curvature_length(np.array([1.0, 1.0, 1.0, -1.0, 1.0]), curvature, 1.0, least=0.5) == pytest.approx(0.125)
+    assert curvature_length(slopes, np.ones(5), 1.0, least=0.5) == 1.0
+
+
 def test_the_move_does_not_depend_on_the_units_of_rates_or_losses() -> None:
     problem = random_quadratics(3, 10, 1)
     theta = gaussian_rows(1, 10, seed=9)[0]

@@ -49,6 +49,7 @@ class Length:
     step_size: float = 1.0  # eta of fixed and diminishing; the multiple of FedAvg's length for match
     growth: float = 3.0  # a step is at most this many times the last one (curvature, line-search)
     allowance: float = 0.03  # a client may lose half this share of the mean gain by the step's length
+    least: float = 0.0  # share of the median client's length that no client can forbid
 
     @property
     def uses_curvature(self) -> bool:
@@ -74,7 +75,7 @@ class Length:
         slopes, curvature, lengths = limits
         trusted = step_length.floored_curvature(curvature, lengths)
         growth = 1.0 if np.isnan(trusted).all() else self.growth  # nothing is known: as long as the last step
-        alpha = step_length.curvature_length(slopes, trusted, norm**2, allowance=self.allowance)
+        alpha = step_length.curvature_length(slopes, trusted, norm**2, allowance=self.allowance, least=self.least)
         if self.rule == "line-search":
             alpha = step_length.line_search_start(alpha)
         longest = step_length.growth_limit(norm, last_norm, growth=growth)

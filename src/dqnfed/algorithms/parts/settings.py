@@ -43,8 +43,10 @@ class DescentSettings(LocalWork[Any, Any, Any]):
         check_choice(self, "metric", ("auto", "lbfgs", "identity"))
         check_choice(self, "beyond", ("mean", "stop"))
         check_choice(self, "step", RULES)
-        for name, low in (("metric_memory", 1), ("growth", 1.0), ("ridge", 0.0), ("rate_bounds", 1.0)):
+        for name, low in (("metric_memory", 1), ("ridge", 0.0)):
             check_range(self, name, low=low)
+        for name in ("growth", "rate_bounds"):  # inf: no bound
+            check_range(self, name, low=1.0, high=inf)
         for name in ("absentees", "cached_clients"):
             if getattr(self, name) is not None:
                 check_range(self, name, low=0)
@@ -58,7 +60,7 @@ class DescentSettings(LocalWork[Any, Any, Any]):
             object.__setattr__(self, "absentees", None)
         check_range(self, "step_size", low=0.0, open_low=True)
         check_range(self, "drop_share", low=0.0, high=1.0, open_high=True)
-        check_range(self, "drop_stretch", low=1.0, open_low=True)
+        check_range(self, "drop_stretch", low=1.0, high=inf, open_low=True)
         check_used(self, "drop_stretch", used=self.drop_share > 0.0, why="while drop_share is 0")
         exact = "with constraint='exactly', which gives everybody its rate"
         for name in ("beyond", "drop_stretch"):
