@@ -81,17 +81,18 @@ def stored(page: str, folder: Path) -> Json | None:
 
 def facts(data: Json, runs: Sequence[Json]) -> str:
     """Return methods, seeds, trials and NUMERICS of runs, as their summary has them."""
-    by_method: dict[str, int] = {}
+    by_row: dict[tuple[str, str], int] = {}
     for run in runs:
-        by_method[run["algorithm"]] = by_method.get(run["algorithm"], 0) + 1
-    fewest, most = min(by_method.values()), max(by_method.values())
+        row = run["experiment"], run["algorithm"]
+        by_row[row] = by_row.get(row, 0) + 1
+    fewest, most, n_methods = min(by_row.values()), max(by_row.values()), len({run["algorithm"] for run in runs})
     seeds = f"{most} seed{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} seeds"
     experiments = {run["experiment"] for run in runs}
     n_trials = sum(trial["experiment"] in experiments for trial in data.get("trials", ()))
     trials = f"{n_trials} trials" if "trials" in data else "settings of the preset, no trials stored"
     numbers = {run.get("numerics") for run in runs} if "numerics" not in data else {data["numerics"]}
     told = ", ".join(sorted("not recorded" if number is None else str(number) for number in numbers))
-    return f"{len(by_method)} method{'s' if len(by_method) > 1 else ''}, {seeds}, {trials}, NUMERICS {told}"
+    return f"{n_methods} method{'s' if n_methods > 1 else ''}, {seeds}, {trials}, NUMERICS {told}"
 
 
 def listing(folder: Path) -> str:

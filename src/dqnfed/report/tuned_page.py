@@ -131,7 +131,7 @@ def scores_table(methods: Methods, columns: Sequence[str]) -> list[str]:
     ]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for name, runs in methods.items():
-        n_lost = sum(late(run, "mean") is None for run in runs)
+        n_lost = sum(run["status"] == "diverged" or late(run, "mean") is None for run in runs)
         title = f"`{name}`" + (f" (diverged with {n_lost} of {len(runs)} seeds)" if n_lost else "")
         cells = [title, *(spread([late(run, c) for run in runs], decimals_of(c)) for c in columns)]
         for key in ("improved", "improved_late"):
