@@ -205,7 +205,8 @@ def lbfgs_direct_rate(pairs: Pairs, g: Tensor, *, beta: float = 1.0) -> Tensor:
     top = torch.cat([beta * (S @ S.T) + unused, L], dim=1)
     bottom = torch.cat([L.T, -torch.diag(D) - unused], dim=1)
     w = torch.cat([beta * (S @ g), Y @ g])
-    solution: Tensor = torch.linalg.solve(torch.cat([top, bottom]), w)
+    found = torch.linalg.solve_ex(torch.cat([top, bottom]), w)  # of a singular system: no error, and a rate of NaN
+    solution = torch.where(found.info == 0, found.result, torch.nan)
     return beta * (g @ g) - w @ solution
 
 

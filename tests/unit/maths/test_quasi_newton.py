@@ -398,3 +398,10 @@ def test_a_pair_is_kept_from_the_curvature_asked_for_on(min_curvature: float, n_
     pushed = push_pair(empty_pairs(3, 2, torch.float64), s, y, min_curvature=min_curvature)
     assert int(pushed.n_pairs) == n_pairs
     assert bool((pushed.s[-1] == s).all()) is bool(n_pairs)
+
+
+def test_a_singular_direct_form_has_no_rate_and_raises_nothing() -> None:
+    same = torch.ones(2, 3, dtype=torch.float64)  # the same pair twice
+    y = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    g = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    assert not lbfgs_direct_rate(Pairs(same, -y, torch.tensor(2)), g).isfinite()
