@@ -42,6 +42,8 @@ def setting(entry: Json, folder: Path) -> Setting:
     if rows.is_file():
         return Setting(name, page, is_measured=True, text=f"measured: {facts_of_rows(rows)}{noted(entry)}")
     data = stored(page, folder)
+    if data is not None and page == LEADERBOARD:
+        return Setting(name, page, is_measured=True, text=f"measured: {facts_of_leaderboard(data)}{noted(entry)}")
     runs = [] if data is None else data["runs"]
     if "experiment" in entry:
         runs = [run for run in runs if run["experiment"] == entry["experiment"]]
@@ -70,6 +72,14 @@ def facts_of_rows(path: Path) -> str:
     n_methods, n_seeds = len({row["method"] for row in rows}), min(len(row["runs"]) for row in rows)
     told = sorted({str(row.get("numerics", "not recorded")) for row in rows})
     return f"{n_methods} methods, {n_seeds} seeds, no trials, NUMERICS {', '.join(told)}"
+
+
+def facts_of_leaderboard(data: Json) -> str:
+    """Return problems, methods, seeds and trials of the leaderboard."""
+    problems = sorted({run["problem"] for run in data["runs"]})
+    n_methods, n_seeds = (len({run[what] for run in data["runs"]}) for what in ("method", "seed"))
+    n_trials = sum(len(points) for problem in problems for points in data["tuned"].get(problem, {}).values())
+    return f"{n_methods} methods on {', '.join(problems)}, {n_seeds} seeds, {n_trials} trials"
 
 
 def stored(page: str, folder: Path) -> Json | None:
