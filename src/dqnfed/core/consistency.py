@@ -197,6 +197,16 @@ def with_turned(state: ConsistencyState, turned: NDArray[np.bool_], clients: Ten
     )
 
 
+def with_left_out(state: ConsistencyState, clients: list[int]) -> ConsistencyState:
+    """Return the record after the method itself left clients out: they do not come every other round either."""
+    there = torch.tensor(clients, dtype=torch.long)
+    return state._replace(
+        faults=state.faults.index_copy(0, there, state.faults[there].clamp(min=2.0 * AGAIN)),
+        weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0 / MEMORY)),
+        out=state.out.index_fill(0, there, True),
+    )
+
+
 def with_absence(state: ConsistencyState, out: NDArray[np.bool_], cohort: Cohort) -> ConsistencyState:
     """Return the record after clients were left out: who is caught again stays out twice as long.
 
