@@ -38,6 +38,7 @@ GROWTH = 2.0  # of a client's usual length in a round; an honest client that is 
 AGAIN = (
     0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
 )
+FINE = 0.5  # faults up to this do not contradict rows that are longer than usual
 CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
 LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
