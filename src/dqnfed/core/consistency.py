@@ -38,6 +38,7 @@ GROWTH = 2.0  # of a client's usual length in a round; an honest client that is 
 AGAIN = (
     0.6  # faults above this keep a client out that was left out in the last round: it shall not come every other one
 )
+FINE = 0.5  # faults up to this do not contradict rows that are longer than usual
 CLEAR = 1.2  # faults of one round above this are remembered; an honest client is seldom there
 LONGEST_ABSENCE = 6  # doublings of the rounds for which a client stays left out
 REASON = "loss does not change as its updates say"
@@ -194,6 +195,16 @@ def with_turned(state: ConsistencyState, turned: NDArray[np.bool_], clients: Ten
         faults=state.faults.index_fill(0, there, WORST),
         weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0)),
         clear=state.clear.index_fill(0, there, True),
+    )
+
+
+def with_left_out(state: ConsistencyState, clients: list[int]) -> ConsistencyState:
+    """Return the record after the method itself left clients out: they do not come every other round either."""
+    there = torch.tensor(clients, dtype=torch.long)
+    return state._replace(
+        faults=state.faults.index_copy(0, there, state.faults[there].clamp(min=2.0 * AGAIN)),
+        weights=state.weights.index_copy(0, there, state.weights[there].clamp(min=1.0 / MEMORY)),
+        out=state.out.index_fill(0, there, True),
     )
 
 

@@ -148,10 +148,11 @@ def to_usual_scale(setup: Setup, state: State, answers: Answers, notes: Record) 
 
 
 def usual_lengths(state: State, clients: Tensor) -> FloatArray:
-    """Return the lengths of the clients' rows in rounds before, [K]; NaN where no reply could be checked."""
+    """Return the lengths of the clients' rows in rounds before, [K]; NaN where their losses contradict them."""
     if state.claims is None:
         return np.full(len(clients), np.nan)
-    found: FloatArray = torch.where(state.claims.slopes.isfinite(), state.claims.lengths, torch.nan)[clients].numpy()
+    fine = state.claims.slopes.isfinite() & (state.claims.agrees | (state.claims.faults <= consistency.FINE))
+    found: FloatArray = torch.where(fine, state.claims.lengths, torch.nan)[clients].numpy()
     return found
 
 

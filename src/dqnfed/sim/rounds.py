@@ -16,6 +16,7 @@ from dqnfed.core.algorithm import (
     Status,
     message_bits,
 )
+from dqnfed.core.consistency import with_left_out
 from dqnfed.core.run_folder import ClientRow
 from dqnfed.core.screening import (
     UPDATE_NOT_FINITE,
@@ -133,6 +134,8 @@ def train_cohort(
         for client, why in step.left_out:
             logger.warning("round %d: client %d dropped, its %s", state.round, client, why)
             notes["dropped"].append({"client": client, "why": why})
+        if step.left_out and state.claims is not None:
+            state.claims = with_left_out(state.claims, [client for client, _ in step.left_out])
         if step.status is not Status.AGAIN or found is None:
             # a round that is held for want of replies goes back to its start, and so do its clients
             state.memory.commit_or_rollback(keep=n_kept >= needed)

@@ -17,6 +17,7 @@ from dqnfed.core.consistency import (
     no_claims,
     with_absence,
     with_claims,
+    with_left_out,
     with_turned,
 )
 
@@ -188,3 +189,10 @@ def test_who_was_left_out_comes_back_with_less_than_leaves_out() -> None:
     state = no_claims(K)._replace(faults=faults, weights=weights)
     assert not inconsistent(state, cohort(), 0.2).any()
     assert inconsistent(state._replace(out=torch.arange(K) == 3), cohort(), 0.2)[3]
+
+
+def test_whom_the_method_left_out_stays_out_until_it_agrees() -> None:
+    state = with_left_out(no_claims(K), [3])
+    assert inconsistent(state, cohort(), 0.2).nonzero()[0].tolist() == [3]
+    agrees = state._replace(agrees=torch.ones(K, dtype=torch.bool), faults=0.8 * state.faults)
+    assert not inconsistent(agrees, cohort(), 0.2).any()

@@ -35,7 +35,7 @@ READABLE = [
     )
 ]
 QUICK = [
-    ("dqn-fed", "loss, rate x 10"),
+    ("dqn-fed", "row x -1"),
     ("dqn-fed", "curvature x 1e6"),
     ("fedavg", "n-train 1e15"),
     ("fedavg", "row x -3"),
