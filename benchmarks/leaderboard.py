@@ -55,6 +55,7 @@ OTHERS: dict[str, dict[str, tuple[float, ...]]] = {
     "fedadam": {"server_lr": (0.003, 0.01, 0.03, 0.1)},
     "fedyogi": {"server_lr": (0.003, 0.01, 0.03, 0.1)},
     "fedavgm": {"server_lr": (0.1, 0.2, 0.5, 1.0)},
+    "fairmoo": {"prefer": (0.003, 0.03, 0.3, 3.0)},  # the variance of losses above which it lowers nothing but that
     "fedns-ggn": {"damping": (0.01, 0.1, 1.0, 10.0)},
     "fednl-diag": {"mu": (0.01, 0.1, 1.0, 10.0)},
     "fednl-head": {"mu": (0.01, 0.1, 1.0, 10.0)},
