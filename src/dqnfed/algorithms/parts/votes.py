@@ -86,17 +86,11 @@ class Votes:
 
     def record(self, state: VotesState, losses: FloatArray, cohort: Cohort) -> VotesState:
         """Return the state with the losses of this round."""
-        values, here, depth = losses - float(state.floor), self.places(state, cohort), int(state.depth)
-
-        def replaced(before: Tensor, by: FloatArray | int) -> Tensor:
-            changed = before.numpy().copy()
-            changed[here] = by
-            return torch.from_numpy(changed)
-
+        values, here = torch.from_numpy(losses) - state.floor, torch.from_numpy(self.places(state, cohort))
         return state._replace(
-            losses=replaced(state.losses, values),
-            depths=replaced(state.depths, depth),
-            starts=state.starts if depth else replaced(state.starts, values),
+            losses=state.losses.index_copy(0, here, values),
+            depths=state.depths.index_fill(0, here, int(state.depth)),
+            starts=state.starts if int(state.depth) else state.starts.index_copy(0, here, values),
         )
 
     def tells_all(self, cohort: Cohort) -> bool:
@@ -114,8 +108,8 @@ class Votes:
         jump = (JUMP_EXACT if exact else JUMP_ALL) if self.tells_all(cohort) else JUMP
         here, all_losses = self.places(state, cohort), state.losses.numpy()
         known, steps = all_losses[here], int(state.depth) - state.depths.numpy()[here]
-        usual, is_known = _known_mean(all_losses), np.isfinite(known)
-        before = np.where(is_known, known, max(usual, _known_mean(state.starts.numpy())))
+        usual, is_known = float(state.losses.nanmean()), np.isfinite(known)
+        before = np.where(is_known, known, max(usual, float(state.starts.nanmean())))
         ratio = loss_ratio(losses - float(state.floor), before, least=usual, robust=self.robust)
         since = max(1.0, float(np.where(is_known, steps, int(state.depth)).mean()))  # 0 after a held round
         if ratio <= 1.0 + (jump - 1.0) * since:
@@ -184,9 +178,3 @@ class Votes:
         if self.gradients and n_known < enough:  # the second factor: the same clients were asked again
             alpha *= n_known / enough * min(1.0, n_known / (len(cohort.clients) * (n_steps + 1)))
         return min(alpha, 2.0 * last) if beyond and last > 0.0 else alpha
-
-
-def _known_mean(losses: FloatArray) -> float:
-    """Return the mean of those that are known; NaN where none is."""
-    known = losses[np.isfinite(losses)]
-    return float(known.mean()) if len(known) else nan
