@@ -537,7 +537,7 @@ class DQNFedOracle:
         self.rules["asked for the first time"] += len(unknown)
         now = {k: replies[k].loss - self.settings.floor for k in then}
         lower = {k: min(loss, self.losses[k][1]) if k in self.losses else loss for k, loss in now.items()}
-        most = (1.2 if self.is_told_by_all(replies) else 2.0) * sum(then.values())
+        most = (1.2 if len(replies) == self.n_clients else 2.0) * sum(then.values())
         self.rules["above the start by the last step alone"] += sum(lower.values()) <= most < sum(now.values())
         return sum(lower.values()) > most
 

@@ -130,7 +130,7 @@ class Votes:
             starts = np.where(np.isfinite(starts) | np.isfinite(before), starts, float(known.max()))
         counts = np.isfinite(starts)
         lower = np.fmin(losses - float(state.floor), before)[counts]  # NaN: no reply since the last restart
-        jump = JUMP_ALL if self.tells_all(cohort) else JUMP
+        jump = JUMP_ALL if len(cohort.clients) == cohort.n_clients else JUMP
         return bool(counts.any()) and not loss_ratio(lower, starts[counts], robust=self.robust) <= jump
 
     def shortened(self, state: VotesState, factor: float) -> VotesState:

@@ -373,7 +373,7 @@ def test_no_step_is_taken_back_twice() -> None:
 # ------------------------------------------------------------------------------------------ above the start
 
 
-JUMPS = [(4, True, 2.0), (N_CLIENTS - 1, True, 2.0), (N_CLIENTS, False, 2.0), (N_CLIENTS, True, 1.2)]
+JUMPS = [(4, True, 2.0), (N_CLIENTS - 1, False, 2.0), (N_CLIENTS, False, 1.2), (N_CLIENTS, True, 1.2)]
 
 
 @pytest.mark.parametrize(("K", "gradients", "jump"), JUMPS)
