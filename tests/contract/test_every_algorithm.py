@@ -34,6 +34,7 @@ from tests.contract.cases import (
     turns_of,
 )
 from tests.helpers.bowls import BOWLS
+from tests.helpers.quick import in_turn
 from tests.helpers.turns import Turn, played_turns, relative_distance, replayed_round
 
 AGREE = 1e-10  # relative, float64: some 10^5 roundings, far below anything a different formula would give
@@ -66,8 +67,7 @@ def rounds_of(turns: list[Turn]) -> list[list[Turn]]:
     return list(grouped.values())
 
 
-@pytest.mark.parametrize("work", LOCAL_WORK)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "work"), in_turn(METHODS, LOCAL_WORK))
 def test_same_seed_same_bits(name: str, work: str) -> None:
     first, second = default_run(name, work), five_rounds(name, work, run)
     assert torch.equal(first.theta, second.theta)

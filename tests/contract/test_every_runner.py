@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 
 import pytest
 
@@ -35,20 +36,24 @@ def reference(name: str, work: str) -> RunResult:
     return five_rounds(name, work, partial(run, cohort=looped(), accelerate=False))
 
 
-PAIRS = [
-    pytest.param(name, runner, marks=[] if runner == runner_of(name) else pytest.mark.slow)
-    for name in METHODS
-    for runner in ACCELERATED
+def work_of(name: str) -> str:
+    """Return the local work of that test."""
+    return list(LOCAL_WORK)[METHODS.index(name) % len(LOCAL_WORK)]
+
+
+TRIED = [
+    pytest.param(*tried, marks=[] if tried[1:] == (runner_of(tried[0]), work_of(tried[0])) else pytest.mark.slow)
+    for tried in product(METHODS, ACCELERATED, LOCAL_WORK)
 ]
 
 
-@pytest.mark.parametrize("work", LOCAL_WORK)
-@pytest.mark.parametrize(("name", "runner"), PAIRS)
+@pytest.mark.parametrize(("name", "runner", "work"), TRIED)
 def test_every_runner_agrees_with_the_plain_form(name: str, runner: str, work: str) -> None:
     expected, found = reference(name, work), five_rounds(name, work, ACCELERATED[runner])
     assert relative_distance(found.theta, expected.theta) <= AGREE
     assert found.summary["accuracy"] == pytest.approx(expected.summary["accuracy"])
 
 
-def test_every_runner_is_drawn_for_some_methods() -> None:
-    assert {runner_of(name) for name in METHODS} == set(ACCELERATED)
+def test_every_runner_is_drawn_for_some_methods_with_either_work() -> None:
+    drawn = {(runner_of(name), work_of(name)) for name in METHODS}
+    assert drawn == set(product(ACCELERATED, LOCAL_WORK))

@@ -18,6 +18,7 @@ from tests.helpers.repository import ROOT
 BLOCKS = {page: blocks_of(page) for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 PAGES = [page for page, blocks in BLOCKS.items() if any(b.is_executed_python or b.is_executed_command for b in blocks)]
 LONG = (
+    "deploy",
     "use-a-model",
     "four-hospitals",
     "who-takes-part",

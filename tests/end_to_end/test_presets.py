@@ -19,6 +19,7 @@ from dqnfed.experiments.config import AlgorithmBlock, Config, preset_names, read
 from dqnfed.experiments.experiment import build_algorithm, build_problem, run_experiment
 from dqnfed.experiments.paper import TABLES
 from tests.helpers import official
+from tests.helpers.quick import every
 from tests.helpers.repository import ROOT
 
 NEEDS_FILES = [name for name in preset_names() if read_config(name).data.name not in ("digits", "heart", "bowls")]
@@ -176,7 +177,7 @@ def test_presets_say_what_the_paper_leaves_out(preset: str) -> None:
     assert tomllib.loads(text)["data"]["name"] == dataset_called(read_config(preset).data.name).name
 
 
-@pytest.mark.parametrize("preset", NEEDS_FILES)
+@pytest.mark.parametrize("preset", every(2, NEEDS_FILES))
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=[] if name == "dqn-fed" else [pytest.mark.slow]) for name in METHODS]
 )

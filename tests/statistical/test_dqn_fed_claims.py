@@ -11,6 +11,7 @@ import torch
 from dqnfed.core.result import RunResult
 from dqnfed.experiments.config import Config, read_config
 from dqnfed.experiments.experiment import run_experiment
+from tests.helpers.quick import every
 
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)  # what FedAvg's learning rate is tuned over
 
@@ -45,7 +46,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(("preset", "seed", "participation", "epochs"), SAMPLE)
+@pytest.mark.parametrize(("preset", "seed", "participation", "epochs"), every(2, SAMPLE))
 def test_the_default_does_not_diverge(preset: str, seed: int, participation: float, epochs: int) -> None:
     check_no_divergence(preset, seed, participation, epochs)
 

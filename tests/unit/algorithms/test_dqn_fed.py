@@ -28,6 +28,7 @@ from tests.helpers.baselines import classes
 from tests.helpers.bowls import Case, Client, federation_of, labelled_clients, linear_model, network_bowl, softmax_bowl
 from tests.helpers.play import play
 from tests.helpers.quadratic_clients import consistent_quadratics, narrow_valley, quadratic_clients, two_cycle
+from tests.helpers.quick import in_turn
 
 WORK: dict[str, dict[str, Any]] = {"gradients": {}, "local SGD": {"epochs": 2, "lr": 0.5}}
 
@@ -189,8 +190,7 @@ def test_one_client_with_the_metric_is_lbfgs_on_its_loss() -> None:
 
 
 @pytest.mark.parametrize("rates", ["bfgs", "cauchy", "identity", "loss", "hessian"])
-@pytest.mark.parametrize("constraint", ["at-least", "exactly"])
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize(("constraint", "participation"), in_turn(["at-least", "exactly"], [1.0, 0.5]))
 def test_every_choice_of_rates_lowers_the_loss(rates: str, constraint: str, participation: float) -> None:
     rounds = 25 if participation == 1.0 else 80
     method = DQNFed(rates=rates, constraint=constraint)
@@ -396,8 +396,7 @@ HARD_CLIENTS: dict[str, list[Client]] = {
 }
 
 
-@pytest.mark.parametrize("name", HARD_CLIENTS)
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 6])
+@pytest.mark.parametrize(("name", "size"), in_turn(HARD_CLIENTS, [1, 6, 2]))
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_hard_federations_end_below_their_start(name: str, size: int, work: dict[str, Any]) -> None:
     """Also with cohorts of one and two clients, over three orders of sampling."""
@@ -429,8 +428,7 @@ def with_a_fitted_client(margin: float) -> Case:
     return Case(Problem.from_module(model), federation_of([*clients, (fitted, torch.zeros(50, dtype=torch.long))]))
 
 
-@pytest.mark.parametrize("margin", [5.0, 15.0, 30.0, 45.0])
-@pytest.mark.parametrize("participation", [1.0, 0.6])
+@pytest.mark.parametrize(("margin", "participation"), in_turn([5.0, 15.0, 30.0, 45.0], [1.0, 0.6]))
 @pytest.mark.parametrize("work", [{}, {"epochs": 2, "lr": 1.0}], ids=WORK)
 def test_a_client_that_is_fitted_at_the_start_does_not_stop_the_others(
     margin: float, participation: float, work: dict[str, Any]

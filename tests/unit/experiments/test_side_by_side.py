@@ -22,6 +22,7 @@ from dqnfed.experiments.planned import Ending, Planned, run_planned
 from dqnfed.experiments.progress import RunBoard
 from dqnfed.experiments.side_by_side import automatic_jobs, threads_a_job
 from dqnfed.experiments.worker import Advanced, Broken, Line, Logged, LogOverLine, Reporter, outcome, portable
+from tests.helpers.quick import in_turn
 
 GIGABYTE = 2**30
 HOME = "dqnfed.experiments.side_by_side"
@@ -91,8 +92,7 @@ def test_cores_are_shared_out(jobs: int, threads: int, machine: pytest.MonkeyPat
     assert threads_a_job(jobs) == threads
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "dqn-fed"])
-@pytest.mark.parametrize("cohort", ["threads", "vectorised", pytest.param("looped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("algorithm", "cohort"), in_turn(["fedavg", "dqn-fed"], ["threads", "vectorised", "looped"]))
 def test_the_share_of_the_cores_changes_no_result(algorithm: str, cohort: str) -> None:
     """Answers of threads to the bit; products that torch itself shares out over cores are added up in another order."""
     tolerance = 0.0 if (algorithm, cohort) == ("fedavg", "threads") else 1e-10

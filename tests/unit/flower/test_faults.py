@@ -39,6 +39,7 @@ from tests.helpers.flower import (
     sends_wrong_shape,
 )
 from tests.helpers.folders import newest_tensors
+from tests.helpers.quick import in_turn
 from tests.helpers.repository import ROOT
 from tests.helpers.turns import relative_distance
 
@@ -69,8 +70,7 @@ class DQNFedWithoutOne(DQNFed):
         return sampled[sampled != 2] if round == 1 else sampled
 
 
-@pytest.mark.parametrize("method", ["fedavg", "dqn-fed"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "method"), in_turn(FAULTS, ["fedavg", "dqn-fed"]))
 def test_a_client_at_fault_counts_as_absent(fault: str, method: str, caplog: pytest.LogCaptureFixture) -> None:
     case, (behaviour, why) = network_bowl(), FAULTS[fault]
     algorithm: AnyAlgorithm = FedAvg() if method == "fedavg" else DQNFed()
