@@ -27,8 +27,9 @@ class Optimizer(NamedTuple):
         """Return the gradient of the loss, at most as long as `clip_norm`."""
         if self.clip_norm is None:
             return slope
+        longest = min(self.clip_norm, torch.finfo(slope.dtype).max ** 0.5)  # of longer gradients the square is infinite
         length: Tensor = torch.linalg.vector_norm(slope)
-        clipped: Tensor = slope * (self.clip_norm / length.clamp(min=self.clip_norm))
+        clipped: Tensor = slope * (longest / length.clamp(min=longest))
         return clipped
 
     def start(self, theta: Tensor) -> tuple[Tensor, ...]:

@@ -190,6 +190,12 @@ def test_a_method_passes_all_its_settings_on() -> None:
         assert not torch.equal(found, local_sgd(problem, task, theta, PLAIN, **{**settings, name: other})), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_may_be_as_long_as_its_type_allows(dtype: torch.dtype) -> None:
+    slope = torch.tensor([3.0, -4.0], dtype=dtype)
+    assert torch.equal(Optimizer(clip_norm=1e300).clipped(slope), slope)
+
+
 @pytest.mark.parametrize(("n", "batch_size"), [(1, 1), (7, 3), (6, 3), (5, 8)])
 def test_every_epoch_has_every_example_once(n: int, batch_size: int) -> None:
     batches = draw_batches(n, epochs=4, batch_size=batch_size, generator=seed_for(0))
