@@ -19,7 +19,7 @@ from dqnfed.report.joining import (
 )
 from dqnfed.report.measures import tail_size
 from dqnfed.report.reader import Run
-from dqnfed.report.significance import paired_difference
+from dqnfed.report.significance import ACCEPTED, paired_difference
 from dqnfed.report.units import SPACE as SP
 from dqnfed.report.units import Unit, unit_of
 
@@ -60,9 +60,10 @@ def _lead(known: Sequence[ClientGain], found: Joining) -> str:
     others = "the other " if n_open == n - gains - losses < n else ""
     left = "" if not n_open else f"; for {others}{n_open} the 95{SP}% interval holds 0"
     if n_alike:
-        left += f"; {n_alike} change by the same with every seed, too few for an interval"
+        change = "changes" if n_alike == 1 else "change"
+        left += f"; {n_alike} {change} by the same with every seed, too few for an interval"
     if n_single:
-        left += f"; {n_single} have one seed in common and no interval"
+        left += f"; {n_single} {'has' if n_single == 1 else 'have'} one seed in common and no interval"
     return (
         f"Joining with {found.method} against training alone, {over}: {gains} of {n} clients gain "
         f"({100 * gains / n:.0f}{SP}%) and {losses} lose{left}. {_least(known, unit)}"
@@ -222,7 +223,7 @@ def _doubt(first: Method, second: Method, key: str, unit: Unit) -> str:
     paired = paired_difference(mine, theirs)
     if paired is None:
         return " (one shared seed: it may be chance)" if set(mine) & set(theirs) else " (no shared seed)"
-    return ", which the seeds do not settle" if paired.low <= 0 <= paired.high else ""
+    return ", which the seeds do not settle" if paired.p >= ACCEPTED else ""
 
 
 def _averages(experiment: Experiment, key: str, unit: Unit) -> list[float]:

@@ -91,7 +91,8 @@ def test_the_lead_counts_gains_and_losses_as_a_paired_test_does(seed: int) -> No
         if n_open := known.count("open"):
             assert re.search(rf"for (the other )?{n_open} the 95\s% interval holds 0", text)
         if n_alike := known.count("alike"):
-            assert f"{n_alike} change by the same with every seed, too few for an interval" in text
+            verb = "changes" if n_alike == 1 else "change"
+            assert f"{n_alike} {verb} by the same with every seed, too few for an interval" in text
 
 
 @pytest.mark.parametrize("seed", MANY)
