@@ -11,7 +11,8 @@ import torch
 
 from dqnfed.core.screening import Policy
 from dqnfed.experiments.config import Config
-from dqnfed.experiments.experiment import build_experiment, chosen_cohort, secured
+from dqnfed.experiments.experiment import build_experiment, secured
+from dqnfed.experiments.machine import chosen_cohort
 from dqnfed.experiments.participants import sampling_of, stragglers_of
 from dqnfed.experiments.private import privacy_of
 from dqnfed.sim.engine import run
