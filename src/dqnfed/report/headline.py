@@ -92,9 +92,11 @@ def _least(known: Sequence[ClientGain], unit: Unit) -> str:
     which = "most" if oriented < 0 else "least"
     has_interval = len(least) == 1 and least[0].paired is not None and least[0].paired.error > 0
     interval = f" ({interval_text(least[0], unit)})" if has_interval else ""
-    is_settled = has_interval or least[0].verdict(unit) in ("gain", "loss", "one seed")
-    chance = "" if is_settled else ", which may be chance"
-    return f"{names} {verb} {which}: {unit.change(least[0].difference)}{interval}{chance}."
+    change, verdict = unit.change(least[0].difference), least[0].verdict(unit)
+    if verdict in ("gain", "loss"):
+        return f"{names} {verb} {which}: {change}{interval}."
+    chance = "" if has_interval or verdict == "one seed" else ", which may be chance"
+    return f"The least favourable change is that of {names}: {change}{interval}{chance}."
 
 
 def _unchanged(least: Sequence[ClientGain]) -> str:
