@@ -24,7 +24,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from dqnfed.experiments.config import read_config
-from dqnfed.experiments.experiment import build_experiment, chosen_cohort
+from dqnfed.experiments.experiment import build_experiment
+from dqnfed.experiments.machine import chosen_cohort
 from dqnfed.sim.journal import DeferredLog, Journal
 from dqnfed.sim.rounds import run_round
 from dqnfed.sim.setup import fresh_state, set_up

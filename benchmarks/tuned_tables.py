@@ -246,7 +246,7 @@ def check(table: Table, rows: list[Row], out: Path) -> None:
 
 def main() -> None:
     """Run the command line."""
-    from dqnfed.experiments.experiment import chosen_device
+    from dqnfed.experiments.machine import chosen_device
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=declared_names(FOLDER))

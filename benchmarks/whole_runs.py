@@ -16,7 +16,8 @@ import torch
 
 from dqnfed.core.screening import Policy
 from dqnfed.experiments.config import read_config
-from dqnfed.experiments.experiment import Experiment, build_experiment, chosen_cohort
+from dqnfed.experiments.experiment import Experiment, build_experiment
+from dqnfed.experiments.machine import chosen_cohort
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
 

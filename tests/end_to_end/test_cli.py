@@ -193,6 +193,17 @@ def test_dry_run_writes_nothing(dqnfed, tmp_path: Path) -> None:  # type: ignore
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_under_pads_is_secure(dqnfed) -> None:  # type: ignore[no-untyped-def]
+    """Padded numbers have 64 bits, twice those of the model, and methods that need rows are refused as in the run."""
+    secure = ("--set", "privacy.secure=true", "--dry-run")
+    texts = [" ".join(dqnfed("run", "heart", *extra).out.split()) for extra in (("--dry-run",), secure)]
+    sent = [float(text.partition(" KiB up")[0].rpartition(" ")[2]) for text in texts]
+    assert sent[1] > 2 * sent[0] - 0.1
+    refused = dqnfed("run", "heart", "--algorithm", "fedfv", *secure)
+    assert refused.code == 1
+    assert "its server needs every client's reply itself" in refused.err
+
+
 def test_verbose_tells_of_checkpoints(tmp_path: Path) -> None:
     """In a process of its own: logging is set up once in a process, and other tests have been there before."""
     options = ["--rounds", "2", "--set", "run.checkpoint_seconds=0", "-v", "--out", str(tmp_path / "told")]

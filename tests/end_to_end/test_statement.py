@@ -225,6 +225,25 @@ def test_of_a_run_over_a_network_it_says_what_left(runs: Path, tmp_path: Path) -
     assert "for so many test rows" in text  # one seed has the interval of its rows
 
 
+@pytest.mark.parametrize(("unit", "whose"), [("client", "a whole site"), ("record", "a single training row")])
+@pytest.mark.parametrize("metrics", ["per-client", "aggregate-only"])
+def test_it_says_whom_the_noise_hides_and_what_is_padded(
+    unit: str, whose: str, metrics: str, runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "dqn-fed" / "0", folder := tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    spent = {"epsilon": 2.5, "delta": 1e-5, "unit": unit}
+    (folder / "summary.json").write_text(json.dumps({**summary, "privacy": spent}))
+    config = folder / "config.toml"
+    settings = config.read_text().replace("secure = false", "secure = true")
+    config.write_text(settings.replace('metrics = "per-client"', f'metrics = "{metrics}"'))
+    [page, _] = write_statements([folder], tmp_path / "out", {}, clients=["cleveland"])
+    text = html.unescape(page.read_text())
+    assert f"Differential privacy of {whose}: epsilon 2.5, delta 1e-05." in text
+    assert "the method's reply under one-time pads" in text
+    assert ("losses and scores under one-time pads" in text) == (metrics == "aggregate-only")
+
+
 def test_hostile_and_foreign_names_stay_text_inside_the_folder(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     names = ["<script>alert(1)</script>", "../../etc/x", "北京医院", "Łódź & Ćwik $x_1$"]

@@ -210,7 +210,7 @@ class DQNFed(DescentSettings):
             cohort = trust.believed(cohort)
         replies = self._bounded(replies, server.theta) if self.local == "sgd" else replies
         losses = replies.scalars("loss")
-        server = server._replace(votes=votes.seated(server.votes, cohort))
+        server = server._replace(votes=votes.with_places(server.votes, cohort))
         guarded = self.step in ("votes", "curvature")
         if self.step == "votes" and votes.is_above_start(server.votes, losses, cohort):
             return phases.restarted(self.parts, server)

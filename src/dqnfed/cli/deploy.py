@@ -10,7 +10,9 @@ from rich.markup import escape
 
 from dqnfed.cli.common import app, console
 
-deploy = typer.Typer(no_args_is_help=True, help="The proxy in front of a SuperLink, and a check of what passes.")
+deploy = typer.Typer(
+    no_args_is_help=True, help="The proxy in front of a SuperLink, a check of what passes, keys for secure aggregation."
+)
 app.add_typer(deploy, name="deploy")
 
 Authority = Annotated[Path, typer.Option("--ca", help="Certificate of the authority, which nodes have.")]

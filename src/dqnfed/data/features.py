@@ -152,10 +152,10 @@ def refuse_free_text(table: Table, training: np.ndarray, columns: list[str]) -> 
                 f"values of this column are. Correct the cell or leave it empty, or leave the column out with "
                 f"`--drop {name}`."
             )
-    named = ", ".join(f"{name!r} ({n:,})" for name, n in many.items())
+    named = ", ".join(f"{name!r} ({n:,} texts)" for name, n in many.items())
     what = "column {} holds" if len(many) == 1 else "columns {} hold"
     raise DataError(
-        f"{what.format(named)} more than {MAX_CATEGORIES} different texts in training: identifiers, dates or free text "
+        f"{what.format(named)} more than {MAX_CATEGORIES} different ones in training: identifiers, dates or free text "
         f"are no categories. Leave them out with `--drop {','.join(many)}`, or replace them by groups or numbers."
     )
 

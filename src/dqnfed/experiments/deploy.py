@@ -13,7 +13,8 @@ from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.run_folder import RunFolder
 from dqnfed.experiments.config import Config, ConfigError, read_config
-from dqnfed.experiments.experiment import build_algorithm, chosen_device
+from dqnfed.experiments.experiment import build_algorithm
+from dqnfed.experiments.machine import chosen_device
 from dqnfed.experiments.private import privacy_of
 from dqnfed.flower.client import Client
 from dqnfed.secure.keys import Identity

@@ -11,8 +11,10 @@ import torch
 
 from dqnfed.core.screening import Policy
 from dqnfed.experiments.config import Config
-from dqnfed.experiments.experiment import build_experiment, chosen_cohort
+from dqnfed.experiments.experiment import build_experiment, secured
+from dqnfed.experiments.machine import chosen_cohort
 from dqnfed.experiments.participants import sampling_of, stragglers_of
+from dqnfed.experiments.private import privacy_of
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
 
@@ -38,6 +40,9 @@ def estimate(config: Config) -> Estimate:
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     experiment = build_experiment(config)
+    if config.privacy.secure:
+        experiment = secured(experiment)
+    privacy = privacy_of(config, experiment)
     started = time.perf_counter()
     trial = run(
         experiment.algorithm,
@@ -51,6 +56,8 @@ def estimate(config: Config) -> Estimate:
         cohort=chosen_cohort(experiment),
         evaluation=Evaluation(**config.eval.model_dump(exclude={"score"})),
         policy=Policy(**config.policy.model_dump()),
+        secure=config.privacy.secure,
+        privacy=privacy,
     )
     setup_seconds = time.perf_counter() - started - trial.summary["totals"]["seconds"]
     last = trial.history[-1]

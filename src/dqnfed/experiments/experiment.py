@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dqnfed.algorithms import OPTIONAL, REFERENCES, REGISTRY, method_called
 from dqnfed.algorithms.label_correction import LabelCorrection
@@ -21,7 +20,6 @@ from dqnfed.core.local_work import AnyMethod
 from dqnfed.core.problem import BATCH_NORM, Problem
 from dqnfed.core.result import RunResult
 from dqnfed.core.run_folder import RunFolder
-from dqnfed.core.runners import CohortRunner, looped, vectorised
 from dqnfed.core.screening import Policy
 from dqnfed.core.seeds import seed_number
 from dqnfed.data.cache import default_data_dir
@@ -30,6 +28,7 @@ from dqnfed.data.label_noise import Truth
 from dqnfed.experiments.breakdown import check_breakdown, write_breakdown
 from dqnfed.experiments.config import LOCAL_WORK, Config, ConfigError, checked, nearest
 from dqnfed.experiments.data_source import data_source
+from dqnfed.experiments.machine import are_apart, chosen_cohort, chosen_device, compiled, in_precision
 from dqnfed.experiments.memory import MACHINE_FILE, NOTHING_CHOSEN, Chosen, chosen_again, chosen_before, chosen_now
 from dqnfed.experiments.noise_record import write_noise_record
 from dqnfed.experiments.own_data import FEATURES_FILE, OwnFederation
@@ -40,12 +39,11 @@ from dqnfed.experiments.synthetic import bowls
 from dqnfed.models import build
 from dqnfed.secure.methods import secure_method
 from dqnfed.sim import accelerate
-from dqnfed.sim.accelerate import automatic, on_streams, ray_cluster, streams, threads, with_features
+from dqnfed.sim.accelerate import with_features
 from dqnfed.sim.engine import run
 from dqnfed.sim.state import Evaluation
 
 logger = logging.getLogger("dqnfed")
-MOST_STREAMS = 5  # of a GPU; ten clients, the usual cohort, then share them evenly
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -228,105 +226,6 @@ def suitable_algorithms(kind: str) -> list[str]:
         for name, method in REGISTRY.items()
         if kind in method.info.problem_kinds and not method.info.diverges and not issubclass(method, LabelCorrection)
     ]
-
-
-def chosen_device(name: str) -> torch.device:
-    """Return the device; "auto" takes the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"run.device is '{name}', but a device is auto, cpu, cuda or cuda:1.") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"run.device is '{name}', but a device is auto, cpu, cuda or cuda:1.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"run.device is '{name}', but torch sees no CUDA device; use device = 'cpu'.")
-    return device
-
-
-def chosen_cohort(experiment: Experiment) -> CohortRunner:
-    """Return how the cohort is run; "auto" goes by the machine and the model, and the speed page says by which rule."""
-    settings, problem = experiment.config.run, experiment.problem
-    device = problem.theta0.device
-    if settings.cohort == "streams" and device.type != "cuda":
-        raise ConfigError(f"run.cohort is 'streams', which are a GPU's, but the device is '{device}'; use 'auto'.")
-    if settings.cohort == "threads" and device.type != "cpu":
-        raise ConfigError(
-            f"run.cohort is 'threads', which compute on CPUs, but the device is '{device}'; use device = 'cpu', or "
-            "cohort = 'auto'."
-        )
-    if settings.gpu_share is not None and settings.cohort != "ray":
-        raise ConfigError("run.gpu_share is what a Ray worker has of a GPU: set run.cohort = 'ray', or leave it out.")
-    match settings.cohort:
-        case "looped":
-            return looped()
-        case "threads":
-            return threads()
-        case "streams":
-            return streams(experiment.chosen.streams or MOST_STREAMS)
-        case "ray":
-            return over_ray(experiment)
-    chunk = settings.chunk if settings.chunk is not None else experiment.chosen.chunk
-    if settings.cohort == "vectorised" or settings.chunk is not None:
-        return vectorised(chunk)
-    if device.type == "cuda" and are_apart(experiment.config, experiment.algorithm, problem, experiment.federation):
-        return streams(experiment.chosen.streams or MOST_STREAMS)
-    if chunk is not None:
-        return vectorised(chunk)
-    return automatic(experiment.algorithm, problem, experiment.federation)
-
-
-def are_apart(config: Config, algorithm: AnyMethod, problem: Problem, federation: Federation) -> bool:
-    """Return whether a GPU's clients are run one by one, on streams or after each other."""
-    if config.run.cohort != "auto" or config.run.chunk is not None:
-        return config.run.cohort in ("looped", "streams")
-    return config.run.compile or on_streams(algorithm, problem, federation)
-
-
-def over_ray(experiment: Experiment) -> CohortRunner:
-    """Return the runner on a Ray cluster, or say which extra it needs."""
-    if find_spec("ray") is None:
-        raise ConfigError("run.cohort = 'ray' needs an extra: pip install 'dqnfed[ray]'.")
-    settings = experiment.config.run
-    if experiment.config.train.late == "partial":
-        raise ConfigError("train.late = 'partial' is not for run.cohort = 'ray'; use 'auto', or train.late = 'drop'.")
-    own_device = 1.0 if experiment.problem.theta0.is_cuda else 0.0
-    share = own_device if settings.gpu_share is None else settings.gpu_share
-    given: dict[str, Any] = {"workers": settings.workers, "address": settings.address, "gpu_share": share}
-    return ray_cluster(experiment.federation, **given)
-
-
-def in_precision(problem: Problem, precision: str) -> Problem:
-    """Return the problem with products and convolutions in the precision that `run.precision` names."""
-    device = problem.theta0.device
-    if device.type != "cuda":
-        if precision in ("default", "float32"):
-            return problem
-        raise ConfigError(f"run.precision is '{precision}', for GPUs, but the device is '{device}'; leave it out.")
-    # set each time: what another run of this process chose must not hold for this one
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision != "float32"
-    return problem.autocast(torch.bfloat16) if precision == "bf16" else problem
-
-
-def compiled(problem: Problem, cohort: str) -> Problem:
-    """Return the problem whose steps are compiled, or say why that cannot be."""
-    device = problem.theta0.device
-    if device.type != "cuda":
-        raise ConfigError(f"run.compile is for GPUs, but the device is '{device}'; leave it out.")
-    if not has_images(problem) or cohort not in ("auto", "streams"):
-        raise ConfigError(
-            "run.compile is for networks with convolutions (nn.Conv2d) whose clients are run on streams "
-            f"(run.cohort = 'auto'), but run.cohort is '{cohort}' and the model has "
-            f"{'some' if has_images(problem) else 'none'}; leave it out."
-        )
-    return accelerate.compiled(problem)
-
-
-def has_images(problem: Problem) -> bool:
-    """Return whether the model has convolutions of images, whose clients a GPU runs apart from each other."""
-    return any(isinstance(part, nn.Conv2d) for part in (problem.module or nn.Identity()).modules())
 
 
 def run_experiment(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -21,23 +20,23 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm, refuse_reference
-from dqnfed.core.checksums import damage_line, damaged_files
 from dqnfed.core.expected import Layout, expected_reply, layout_of, own_model_names
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import Problem
 from dqnfed.core.result import RunResult
-from dqnfed.core.run_folder import write_atomically
 from dqnfed.core.runners import vectorised
 from dqnfed.core.screening import Policy, check_min_replies, prepared_with
 from dqnfed.core.tensors import stack
 from dqnfed.flower import checks
-from dqnfed.flower.checks import Question, Reported
+from dqnfed.flower.checks import Question
 from dqnfed.flower.client_memory import NEVER, Receipt, Tag, Tags
+from dqnfed.flower.evaluations import Evaluations, refusal
 from dqnfed.flower.exchange import OFFLINE, first_line, messages_to, mismatched, received
 from dqnfed.flower.lock import sole_writer
 from dqnfed.flower.records import array_record, encoded, named_arrays
 from dqnfed.flower.results import RoundLog, flower_result
 from dqnfed.flower.roster import Member, Roster, changed_sizes
+from dqnfed.flower.run_files import kept_key, members_before, write_claims
 from dqnfed.flower.secure_records import read_words
 from dqnfed.flower.secure_server import Hashed, SecureServer
 from dqnfed.secure.methods import secure_method
@@ -124,10 +123,7 @@ class Strategy(FlowerStrategy):
         self._answers: Answers | None = None
         self._expected: dict[str, Layout | None] = {}  # replies by the layout of the message
         self._expects: Layout | None = None  # the reply to the present message
-        self._question = Question((), with_loss=True)
-        self._evaluated: dict[int, Reported] = {}
-        self._usual_loss = 0.0  # the largest median of evaluated losses so far
-        self._refused: list[dict[str, Any]] = []  # evaluations since the last record
+        self._evaluations = Evaluations()
         self._faults: set[str] = set()  # why nodes did not report which client they are
         self._secure = SecureServer(self._algorithm, problem, self._ask) if secure else None
         self._sums_only = secure and self._evaluation.metrics == "aggregate-only"
@@ -168,7 +164,8 @@ class Strategy(FlowerStrategy):
             return self._train(num_rounds)
 
     def _train(self, num_rounds: int) -> Result:
-        self._keep_key()
+        if self._out is not None:
+            self._key = kept_key(self._out, self._key, resume=self._resume)
         setup = self._setup(self._wait_for_clients(), num_rounds)
         check_privacy(setup)
         settings = dict(self._config) if self._config is not None else plain_config(setup, self._participation)
@@ -218,26 +215,16 @@ class Strategy(FlowerStrategy):
 
     def evaluate(self, setup: Setup, state: State, clients: Tensor, *, with_scores: bool) -> Evaluated:
         """Return the clients' training losses at the present model, and their scores."""
-        if state.round >= 0 or not self._evaluated:  # clients evaluate the start model when they are identified
+        if (
+            state.round >= 0 or not self._evaluations.reports
+        ):  # clients evaluate the start model when they are identified
             self._ask_to_evaluate(clients, state, setup.evaluation.part, with_scores=with_scores)
-        names = self.model_names(setup) if with_scores else []
-        who = sorted(self._evaluated)
-        found = [self._evaluated[client] for client in who]
-        scores = [[each.scores[k] for each in found] for k in range(len(names))]
-        return Evaluated(
-            torch.tensor(who, dtype=torch.long),
-            torch.tensor([each.loss for each in found], dtype=torch.float64),
-            {name: torch.tensor(each, dtype=torch.float64) for name, each in zip(names, scores, strict=True)},
-        )
+        return self._evaluations.evaluated(self.model_names(setup) if with_scores else [])
 
     def validate(self, setup: Setup, state: State) -> Validated:
         """Return the losses and scores of the present primary model on the validation examples of those who reply."""
         self._ask_to_evaluate(setup.evaluated, state, "validation", with_scores=True, with_loss=False)
-        found = [self._evaluated[client] for client in sorted(self._evaluated)]
-        return Validated(
-            torch.tensor([each.losses[0] for each in found], dtype=torch.float64),
-            torch.tensor([each.scores[0] for each in found], dtype=torch.float64),
-        )
+        return self._evaluations.validated()
 
     def sums(self, setup: Setup, state: State, question: SumQuestion) -> Sums | None:
         """Return sums of what the clients measure at the present model; nobody's own numbers reach the server."""
@@ -255,8 +242,8 @@ class Strategy(FlowerStrategy):
                     raise checks.Refused(change)
                 found[client] = read_words(checks.record(content, "padded", ArrayRecord), n)
             except Exception as error:  # as above
-                faults[client] = f"its reply is refused: {first_line(error)}"
-        self._note_silent(faults, state.round)
+                faults[client] = refusal(error)
+        self._evaluations.note_silent(faults, state.round)
         return self._secure.sums(setup, question, found)
 
     def _ask_to_evaluate(
@@ -273,8 +260,7 @@ class Strategy(FlowerStrategy):
 
     def refusals(self) -> list[dict[str, Any]]:
         """Return the evaluations and nodes that were refused since the last call, and why."""
-        refused, self._refused = self._refused, []
-        return refused
+        return self._evaluations.new_refusals()
 
     # What Flower asks for: the methods of a strategy.
 
@@ -297,7 +283,7 @@ class Strategy(FlowerStrategy):
                 about = checks.record(content, "about", ConfigRecord)
                 forgot, releases[client] = bool(about.get("forgot")), checks.read_releases(about)
             except Exception as error:  # whatever a client sends, the run goes on without it
-                faults[client] = f"its reply is refused: {first_line(error)}"
+                faults[client] = refusal(error)
                 continue
             if forgot:
                 logger.warning("round %d: client %d lost its memory and starts with a new one", self._phase[0], client)
@@ -322,30 +308,17 @@ class Strategy(FlowerStrategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Read what the clients measured; those without a usable reply are silent."""
         contents, faults = self._by_client(replies)
-        self._evaluated = {}
+        self._evaluations.reports = {}
         for client, content in contents.items():
             try:
                 if change := changed_sizes(checks.read_member(content), self._roster.members[client]):
                     raise checks.Refused(change)
-                self._evaluated[client] = checks.read_report(content, self._question, self._problem)
+                self._evaluations.enter(client, content, self._problem)
             except Exception as error:  # as above
-                faults[client] = f"its reply is refused: {first_line(error)}"
-        faults |= self._without_far_off()
-        self._note_silent(faults, server_round - 1)
-        return MetricRecord({"replies": len(self._evaluated), "silent": len(faults)})
-
-    def _note_silent(self, faults: Mapping[int, str], round: int) -> None:
-        """Write down whose evaluation is missing, and why."""
-        for client, why in sorted(faults.items()):
-            logger.warning("evaluation after round %d: client %d is silent, %s", round, client, why)
-        self._refused += [{"client": client, "why": why} for client, why in sorted(faults.items())]
-
-    def _without_far_off(self) -> dict[int, str]:
-        """Leave out evaluations whose losses are far above all that is usual, and return whose, and why."""
-        found = checks.far_off(self._evaluated, self._usual_loss)
-        self._evaluated = {client: each for client, each in self._evaluated.items() if client not in found}
-        self._usual_loss = max(self._usual_loss, checks.usual_loss(self._evaluated))
-        return {client: f"its reply is refused: {why}" for client, why in found.items()}
+                faults[client] = refusal(error)
+        faults |= self._evaluations.drop_far_off()
+        self._evaluations.note_silent(faults, server_round - 1)
+        return MetricRecord({"replies": len(self._evaluations.reports), "silent": len(faults)})
 
     def _read(self, content: Any) -> Any:
         if self._secure is not None:
@@ -457,7 +430,7 @@ class Strategy(FlowerStrategy):
                 places[name] = "theta" if theta is server.theta else f"model {name}"
                 tensors[places[name]] = theta
         names = self.model_names(None) if with_scores and self._algorithm.info.personal else list(places)
-        self._question = Question(names, with_loss)
+        self._evaluations.question = Question(names, with_loss)
         about: dict[str, Any] = {"round": round, "phase": 0, "part": part}
         about |= {"with-scores": with_scores, "with-loss": with_loss}
         return array_record(tensors), ConfigRecord({**about, "models": list(places), "places": list(places.values())})
@@ -467,7 +440,8 @@ class Strategy(FlowerStrategy):
     def _wait_for_clients(self) -> Federation:
         """Return who the clients are, when all are online; a run that goes on knows them from its folder."""
         server = self._algorithm.init_server(self._problem, self._roster.n_clients)
-        self._roster.members.update(self._members_before())
+        if self._resume and self._out is not None:
+            self._roster.members.update(members_before(self._out))
         end = time.monotonic() + self._wait
         seen, due = set[int](), -math.inf  # who was online at the last look; when they are asked which client they are
         while len(missing := self._roster.missing()) > len(self._roster.refused):
@@ -519,10 +493,9 @@ class Strategy(FlowerStrategy):
                     f"it claims {claim} training examples, more than {ratio:g} times the median; its weight is {weight}"
                 )
                 logger.warning("client %d is held: %s", client, why)
-                self._refused.append({"client": client, "why": why})
+                self._evaluations.refuse(why, client=client)
         if self._out is not None:
-            facts = {"run": self._key, "claimed": [member.n_train for member in members]}
-            write_atomically(self._out / "flower.json", json.dumps(facts) + "\n")
+            write_claims(self._out, self._key, claimed)
         return held
 
     def _identify(self, server: Any, round: int, *, with_scores: bool = False) -> None:
@@ -544,8 +517,8 @@ class Strategy(FlowerStrategy):
         for node, content in sorted(found.contents.items()):
             self._meet(node, content, online, with_scores=with_scores)
         if with_scores:
-            faults = self._without_far_off()
-            self._refused += [{"client": client, "why": why} for client, why in sorted(faults.items())]
+            for client, why in sorted(self._evaluations.drop_far_off().items()):
+                self._evaluations.refuse(why, client=client)
 
     def _meet(self, node: int, content: Any, online: set[int], *, with_scores: bool) -> None:
         """Enter the client that a node reports to be, or refuse the node; a bad evaluation alone costs no client."""
@@ -559,44 +532,17 @@ class Strategy(FlowerStrategy):
                 raise ValueError(objection)
             logger.warning("node %d is refused: %s", node, objection)
             self._roster.refuse(node, objection)
-            self._refused.append({"node": node, "why": objection})
+            self._evaluations.refuse(objection, node=node)
             return
         self._roster.enter(node, member)
         if not with_scores:
             return
         try:
-            self._evaluated[member.client] = checks.read_report(content, self._question, self._problem)
+            self._evaluations.enter(member.client, content, self._problem)
         except Exception as error:  # as above
-            why = f"its reply is refused: {first_line(error)}"
+            why = refusal(error)
             logger.warning("evaluation of the start: client %d is silent, %s", member.client, why)
-            self._refused.append({"client": member.client, "why": why})
-
-    def _members_before(self) -> dict[int, Member]:
-        if not self._resume or self._out is None or "clients.json" in damaged_files(self._out):
-            return {}
-        described = json.loads((self._out / "clients.json").read_text(encoding="utf-8"))
-        known = json.loads((self._out / "flower.json").read_text(encoding="utf-8"))
-        claimed = known.get("claimed", [c["n_train"] for c in described])
-        return {
-            c["client"]: Member(c["client"], c["name"], c["group"] or "", n, c["n_test"], c.get("n_validation", 0))
-            for c, n in zip(described, claimed, strict=True)
-        }
-
-    def _keep_key(self) -> None:
-        """Go on under the key of the run in the folder, or write down this run's."""
-        if self._out is None:
-            return
-        file = self._out / "flower.json"
-        if self._resume and "flower.json" in damaged_files(self._out):
-            raise ValueError(
-                f"{self._out} cannot go on: {damage_line('flower.json')}, and without its key clients do not find "
-                "their memories of this run. Put it back from a copy, or start a new run in another folder."
-            )
-        if self._resume and file.is_file():
-            self._key = json.loads(file.read_text(encoding="utf-8"))["run"]
-        else:
-            self._out.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps({"run": self._key}) + "\n")
+            self._evaluations.refuse(why, client=member.client)
 
     def _setup(self, federation: Federation, rounds: int) -> Setup:
         problem = self._faster.problem(self._problem)

@@ -12,7 +12,7 @@ import numpy as np
 from dqnfed.report.comparison import Experiment, Method
 from dqnfed.report.joining import Estimate, estimate
 from dqnfed.report.reader import Run
-from dqnfed.report.significance import Paired, paired_difference
+from dqnfed.report.significance import ACCEPTED, Paired, paired_difference
 from dqnfed.report.units import SPACE, Unit, unit_of
 
 BREAKDOWN_FILE = "breakdown.json"
@@ -210,10 +210,10 @@ def gap_sentence(column: Column, unit: Unit) -> str:
     best, worst = (f"{column.name} {g.name} ({unit.text(g.score.mean)})" for g in (gap.best, gap.worst))
     apart = unit.signed(abs(gap.difference)).lstrip("+") + unit.points
     lead = f"By {column.name}: the {unit.name} is best for {best} and worst for {worst}, {apart} apart"
-    if gap.paired is None or gap.paired.error == 0:
-        return f"{lead}; with one seed this may be chance." if gap.paired is None else f"{lead}."
-    ends = sorted((abs(gap.paired.low), abs(gap.paired.high)))
-    if gap.paired.low <= 0 <= gap.paired.high:
+    if gap.paired is None:
+        return f"{lead}; with one seed this may be chance."
+    if gap.paired.p >= ACCEPTED:
         return f"{lead}, which the {gap.paired.n_seeds} seeds do not settle."
+    ends = sorted((abs(gap.paired.low), abs(gap.paired.high)))
     low, high = (unit.signed(value).lstrip("+") for value in ends)
     return f"{lead} (95{SPACE}% interval {low} to {high}, {gap.paired.n_seeds} seeds)."

@@ -19,7 +19,7 @@ from dqnfed.report.joining import (
 )
 from dqnfed.report.measures import tail_size
 from dqnfed.report.reader import Run
-from dqnfed.report.significance import paired_difference
+from dqnfed.report.significance import ACCEPTED, paired_difference
 from dqnfed.report.units import SPACE as SP
 from dqnfed.report.units import Unit, unit_of
 
@@ -60,9 +60,10 @@ def _lead(known: Sequence[ClientGain], found: Joining) -> str:
     others = "the other " if n_open == n - gains - losses < n else ""
     left = "" if not n_open else f"; for {others}{n_open} the 95{SP}% interval holds 0"
     if n_alike:
-        left += f"; {n_alike} change by the same with every seed, too few for an interval"
+        change = "changes" if n_alike == 1 else "change"
+        left += f"; {n_alike} {change} by the same with every seed, too few for an interval"
     if n_single:
-        left += f"; {n_single} have one seed in common and no interval"
+        left += f"; {n_single} {'has' if n_single == 1 else 'have'} one seed in common and no interval"
     return (
         f"Joining with {found.method} against training alone, {over}: {gains} of {n} clients gain "
         f"({100 * gains / n:.0f}{SP}%) and {losses} lose{left}. {_least(known, unit)}"
@@ -91,9 +92,11 @@ def _least(known: Sequence[ClientGain], unit: Unit) -> str:
     which = "most" if oriented < 0 else "least"
     has_interval = len(least) == 1 and least[0].paired is not None and least[0].paired.error > 0
     interval = f" ({interval_text(least[0], unit)})" if has_interval else ""
-    is_settled = has_interval or least[0].verdict(unit) in ("gain", "loss", "one seed")
-    chance = "" if is_settled else ", which may be chance"
-    return f"{names} {verb} {which}: {unit.change(least[0].difference)}{interval}{chance}."
+    change, verdict = unit.change(least[0].difference), least[0].verdict(unit)
+    if verdict in ("gain", "loss"):
+        return f"{names} {verb} {which}: {change}{interval}."
+    chance = "" if has_interval or verdict == "one seed" else ", which may be chance"
+    return f"The least favourable change is that of {names}: {change}{interval}{chance}."
 
 
 def _unchanged(least: Sequence[ClientGain]) -> str:
@@ -222,7 +225,7 @@ def _doubt(first: Method, second: Method, key: str, unit: Unit) -> str:
     paired = paired_difference(mine, theirs)
     if paired is None:
         return " (one shared seed: it may be chance)" if set(mine) & set(theirs) else " (no shared seed)"
-    return ", which the seeds do not settle" if paired.low <= 0 <= paired.high else ""
+    return ", which the seeds do not settle" if paired.p >= ACCEPTED else ""
 
 
 def _averages(experiment: Experiment, key: str, unit: Unit) -> list[float]:

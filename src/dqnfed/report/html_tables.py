@@ -13,7 +13,7 @@ from dqnfed.report.comparison import Experiment
 from dqnfed.report.measures import MEASURE, Measure, measures
 from dqnfed.report.noise import NOISE_MEASURES, corrected_pairs, noise_values
 from dqnfed.report.reader import Run
-from dqnfed.report.significance import Paired, against_reference
+from dqnfed.report.significance import ACCEPTED, Paired, against_reference
 from dqnfed.report.table_formats import MARK, Printed, compared
 from dqnfed.report.tables import MISSING, Cell, FairnessTable, over_seeds, places
 
@@ -59,6 +59,8 @@ def significance_html(experiment: Experiment) -> str:
         "p: Student's paired test, two-sided; bold below 0.05. Both are adjusted for the number of methods (Holm), so "
         "that an interval leaves 0 out where p is below 0.05."
     )
+    if any(paired and math.isnan(paired.low) for column in found.values() for paired in column):
+        caption += " No interval: the difference is the same with every one of few seeds; p is then the sign test's."
     return "<h3>Is the difference more than luck?</h3>" + methods_table(caption, heads, rows, style="paired")
 
 
@@ -200,8 +202,9 @@ def _paired_cells(paired: Paired | None, digits: int) -> tuple[str, str]:
         return MISSING, MISSING
     difference = f"{paired.difference:+.{digits}f}".replace("-", MINUS)
     interval = f"[{paired.low:.{digits}f}, {paired.high:.{digits}f}]".replace("-", MINUS)
+    interval = "no interval" if math.isnan(paired.low) else interval
     p = "&lt; 0.001" if paired.p < 0.001 else f"{paired.p:.3f}"
-    p = f"<strong>{p}</strong>" if paired.p < 0.05 else p
+    p = f"<strong>{p}</strong>" if paired.p < ACCEPTED else p
     return f'{difference}<span class="spread">{interval}</span>', p
 
 

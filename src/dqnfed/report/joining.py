@@ -10,13 +10,10 @@ import numpy as np
 from scipy import special
 
 from dqnfed.report.comparison import Experiment, Method
-from dqnfed.report.significance import Paired, paired_difference
+from dqnfed.report.significance import ACCEPTED, Paired, paired_difference
 from dqnfed.report.units import Unit, unit_of
 
 ALONE, POOLED = "local-only", "pooled"
-ENOUGH_ALIKE = (
-    6  # seeds with the same change: that all have the same sign has a chance of 2 / 2^6 < 0.05 without an effect
-)
 Values = Mapping[int, float]  # by seed
 
 
@@ -47,7 +44,7 @@ class ClientGain(NamedTuple):
             return "one seed"
         if self.paired.low <= 0 <= self.paired.high:
             return "open"
-        if self.paired.error == 0 and self.paired.n_seeds < ENOUGH_ALIKE:
+        if self.paired.error == 0 and self.paired.p >= ACCEPTED:  # fewer than six seeds
             return "alike"
         return "gain" if unit.is_gain(self.difference) else "loss"
 

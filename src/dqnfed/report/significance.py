@@ -11,12 +11,15 @@ from scipy import special
 
 from dqnfed.report.comparison import Experiment, Method
 
+ACCEPTED = 0.05  # a p-value below this is taken for a difference
+NO_DIFFERENCE = 1e-12  # rounding of scores that are the same
+
 
 class Paired(NamedTuple):
     """Difference `method - reference` over shared seeds."""
 
     difference: float
-    low: float  # 95 % confidence interval of the difference
+    low: float  # 95 % confidence interval of the difference; NaN: equal differences of too few seeds, see below
     high: float
     p: float  # two-sided; interval and p are adjusted for the number of methods by `against_reference`
     n_seeds: int
@@ -26,8 +29,9 @@ class Paired(NamedTuple):
 def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired | None:
     """Return Student's paired test over the seeds measured by both; None for fewer than two such seeds.
 
-    Seeds pair up because the seed fixes the partition and the start model. Where all differences are equal the test has
-    no spread to test with: p is 1 for no difference and 0 otherwise.
+    Seeds pair up because the seed fixes the partition and the start model. Where all n differences are equal, Student's
+    test has no spread to test with. For no difference p is 1; otherwise p is that of the sign test, 2 / 2^n, since
+    scores of few test rows are often alike by chance, and there is an interval only where p is below 0.05.
     """
     shared = sorted(
         seed for seed in values if math.isfinite(values[seed]) and math.isfinite(reference.get(seed, math.nan))
@@ -38,9 +42,16 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     mean, n = float(differences.mean()), len(shared)
     error = float(differences.std(ddof=1)) / math.sqrt(n)
     if error <= 1e-12 * max(1.0, abs(mean)):
-        return Paired(mean, mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0, n)
+        return _alike(Paired(mean, mean, mean, 1.0 if abs(mean) <= NO_DIFFERENCE else 2.0 ** (1 - n), n))
     reach = float(special.stdtrit(n - 1, 0.975)) * error
     return Paired(mean, mean - reach, mean + reach, float(2 * special.stdtr(n - 1, -abs(mean / error))), n, error)
+
+
+def _alike(paired: Paired) -> Paired:
+    """Return a comparison whose differences are all equal, with an interval where its p-value allows one."""
+    if abs(paired.difference) <= NO_DIFFERENCE or paired.p < ACCEPTED:
+        return paired
+    return paired._replace(low=math.nan, high=math.nan)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -64,6 +75,9 @@ def adjusted(found: Sequence[Paired]) -> list[Paired]:
     for rank, i in enumerate(order):
         paired = found[i]
         running = max(running, (len(found) - rank) * paired.p)
+        if paired.error == 0.0:
+            widened[i] = _alike(paired._replace(p=ps[i]))
+            continue
         factor = running / paired.p if paired.p > 0 else float(len(found) - rank)
         reach = float(special.stdtrit(paired.n_seeds - 1, 1 - 0.025 / factor)) * paired.error
         middle = paired.difference

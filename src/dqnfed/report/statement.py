@@ -102,7 +102,7 @@ def statement_of(
         Section("Summary", _summary(experiment, client)),
         Section("Data of this site", _data(experiment, method, client)),
         Section("Method", _method(experiment, method, titles)),
-        Section("What left this site", _left(experiment, method, titles)),
+        Section("What left this site", _left(method)),
         Section("Results at this site", _results(experiment, client)),
         Section("Groups at this site", _groups(experiment, method, client)),
         Section("What these numbers do not say", _limits(experiment, method, client)),
@@ -213,10 +213,11 @@ def _kept(method: Method) -> str:
     return RULES.get(rule, f"best {rule} on validation rows") + where
 
 
-def _left(experiment: Experiment, method: Method, titles: Mapping[str, Mapping[str, Any]]) -> tuple[Block, ...]:
+def _left(method: Method) -> tuple[Block, ...]:
     run = method.runs[0]
-    payload = titles.get(method.algorithm, {}).get("payload")
-    reply = f"the method's reply, {payload} numbers (n: parameters of the model)" if payload else "the method's reply"
+    is_secure = bool(block(run.config, "privacy").get("secure"))
+    are_summed = is_secure and block(run.config, "eval").get("metrics") == "aggregate-only"
+    padded = " under one-time pads"
     totals, n_clients = block(run.summary, "totals"), max(1, len(run.clients))
     size = ""
     if isinstance(totals.get("bytes_up"), int | float) and run.n_rounds:
@@ -228,7 +229,10 @@ def _left(experiment: Experiment, method: Method, titles: Mapping[str, Mapping[s
             "how many values are known and missing, mean and sum of squared deviations; of categories that the schema "
             "does not list, those of 5 training rows or more"
         )
-    items += [f"in every round: {reply}{size}", "at evaluations: losses, score and numbers of rows of each part"]
+    items += [
+        f"in every round: the method's reply{padded if is_secure else ''}{size}",
+        f"at evaluations: losses and scores{padded if are_summed else ''}, and numbers of rows of each part",
+    ]
     items += ["if something fails: that it failed, and the kind of error"] if is_deployed(run) else []
     lead = (
         "This was a simulation: all rows lay on one computer and nothing was sent. In a deployment of the same method, "
@@ -253,9 +257,8 @@ def _privacy(run: Run) -> str:
         "be inferred."
     ]
     if found.get("epsilon") is not None:
-        parts.append(
-            f"Differential privacy of a whole site: epsilon {found['epsilon']:.3g}, delta {found['delta']:.3g}."
-        )
+        whose = "a single training row" if found.get("unit") == "record" else "a whole site"
+        parts.append(f"Differential privacy of {whose}: epsilon {found['epsilon']:.3g}, delta {found['delta']:.3g}.")
     else:
         parts.append("No differential privacy.")
     return " ".join(parts)

@@ -14,7 +14,7 @@ from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.impossible import impossible_values
 from dqnfed.report.measures import MEASURE, Measure
 from dqnfed.report.reader import read_runs
-from dqnfed.report.significance import against_reference
+from dqnfed.report.significance import ACCEPTED, against_reference
 from dqnfed.report.tables import MISSING, Cell, FairnessTable, tabulate
 
 MARK = "†"
@@ -78,7 +78,9 @@ def compared(experiment: Experiment, *, weighted: bool = False, columns: Sequenc
     tested = [] if weighted else [key for key in (measure.key for measure in table.columns) if key in MEASURE]
     found = {key: against_reference(experiment, key, experiment.focus) for key in tested}
     differs = tuple(
-        tuple((paired := found.get(m.key, [None] * (i + 1))[i]) is not None and paired.p < 0.05 for m in table.columns)
+        tuple(
+            (paired := found.get(m.key, [None] * (i + 1))[i]) is not None and paired.p < ACCEPTED for m in table.columns
+        )
         for i in range(len(table.rows))
     )
     has_test = any(paired is not None for column in found.values() for paired in column)

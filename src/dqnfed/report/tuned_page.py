@@ -22,11 +22,10 @@ from dqnfed.report.result_tables import (
     title_of,
     value_of,
 )
-from dqnfed.report.significance import Paired, adjusted, paired_difference
+from dqnfed.report.significance import ACCEPTED, Paired, adjusted, paired_difference
 
 OURS, FEDAVG = "dqn-fed", "fedavg"
 FORMS = "dqn-fed-"  # other forms of DQN-Fed: shown, but not what its defaults are compared with
-ACCEPTED = 0.05
 SMOOTHED = 3  # evaluations
 FULL_SHARE = 0.5  # of FedAvg's rounds, that DQN-Fed is expected to take at most
 EXPECTED_PLACE = 2

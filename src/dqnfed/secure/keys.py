@@ -23,13 +23,13 @@ class Identity:
 
     @classmethod
     def read(cls, file: Path, roster: Sequence[str]) -> Identity:
-        """Return the identity whose private key is in a file that `dqnfed pad-key` wrote."""
+        """Return the identity whose private key is in a file that `dqnfed deploy pad-key` wrote."""
         if not file.is_file():
-            raise ValueError(f"there is no key file {file}; write one with `dqnfed pad-key {file}`.")
+            raise ValueError(f"there is no key file {file}; write one with `dqnfed deploy pad-key {file}`.")
         try:
             private = bytes.fromhex(file.read_text(encoding="utf-8").strip())
         except ValueError as error:
-            raise ValueError(f"{file} is no key file of `dqnfed pad-key`: {error}.") from error
+            raise ValueError(f"{file} is no key file of `dqnfed deploy pad-key`: {error}.") from error
         return cls(private, tuple(roster))
 
     def check(self, client: int) -> None:

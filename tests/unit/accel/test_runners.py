@@ -23,7 +23,8 @@ from dqnfed.accel.threads import Threads, one_core_workers
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.runners import CohortRunner, Looped, Vectorised
 from dqnfed.experiments.config import ConfigError, read_config
-from dqnfed.experiments.experiment import build_experiment, chosen_cohort
+from dqnfed.experiments.experiment import build_experiment
+from dqnfed.experiments.machine import chosen_cohort
 from tests.helpers.bowls import Case, labelled_clients, network_bowl, small_network
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
@@ -300,6 +301,6 @@ def test_the_config_names_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     with_three = chosen("ray")
     assert isinstance(with_three, RayRunner)
     assert with_three.pool.workers == 3
-    monkeypatch.setattr("dqnfed.experiments.experiment.find_spec", lambda _: None)
+    monkeypatch.setattr("dqnfed.experiments.machine.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"dqnfed\[ray\]"):
         chosen("ray")

@@ -113,7 +113,7 @@ def test_preprocessing_survives_json(table: Table) -> None:
 
 def test_strange_columns_get_an_answer(table: Table) -> None:
     free = Table("t", {"note": np.array([f"text {i}" for i in range(200)])})
-    with pytest.raises(DataError, match=r"\(200\) holds more than 50 different texts in training.*--drop note"):
+    with pytest.raises(DataError, match=r"\(200 texts\) holds more than 50 different ones in training.*--drop note"):
         fit_preprocessing(free, np.arange(200), ["note"])
     with pytest.raises(DataError, match="no columns left to learn from"):
         fit_preprocessing(table, np.arange(10), [])

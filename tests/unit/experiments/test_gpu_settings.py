@@ -18,7 +18,8 @@ from dqnfed.core.runners import Stacked, vectorised
 from dqnfed.core.tensors import map_tensors
 from dqnfed.experiments import experiment as experiment_module
 from dqnfed.experiments.config import ConfigError, read_config
-from dqnfed.experiments.experiment import build_experiment, compiled, in_precision, run_experiment
+from dqnfed.experiments.experiment import build_experiment, run_experiment
+from dqnfed.experiments.machine import compiled, in_precision
 from dqnfed.experiments.memory import Chosen, chosen_again, chosen_before
 
 CPU = ["run.device=cpu"]
@@ -122,7 +123,7 @@ def test_a_resumed_run_has_the_same_bits_although_the_machine_would_choose_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ["data.clients=4", "data.limit=200", "algorithm.name=fedavg", "model.hidden=[4]", "run.device=cpu"]
-    monkeypatch.setattr(experiment_module, "vectorised", MarkedChunks)
+    monkeypatch.setattr("dqnfed.experiments.machine.vectorised", MarkedChunks)
     free = [2]
     monkeypatch.setattr(
         experiment_module, "chosen_now", lambda *_, **__: Chosen(torch.get_num_threads(), None, 1, free[0])

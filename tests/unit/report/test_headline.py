@@ -91,7 +91,8 @@ def test_the_lead_counts_gains_and_losses_as_a_paired_test_does(seed: int) -> No
         if n_open := known.count("open"):
             assert re.search(rf"for (the other )?{n_open} the 95\s% interval holds 0", text)
         if n_alike := known.count("alike"):
-            assert f"{n_alike} change by the same with every seed, too few for an interval" in text
+            verb = "changes" if n_alike == 1 else "change"
+            assert f"{n_alike} {verb} by the same with every seed, too few for an interval" in text
 
 
 @pytest.mark.parametrize("seed", MANY)
@@ -117,12 +118,16 @@ def test_the_client_named_gains_least_and_every_client_is_told_its_own_numbers(s
         assert told is not None
         assert float(told[1]) == pytest.approx(scores["local-only"][both, c].mean(), abs=0.051)
     text = " ".join(findings(experiment))
-    if len(changes) > 1 and (named := re.search(r"\. ([^.:]*?) (gains?|loses?) (least|most): ", text)):
-        lowest = min(changes.values())
-        least = {name_of(c) for c, change in changes.items() if abs(change - lowest) < 1e-9}
-        assert named[1].split(",")[0].split(" and ")[0] in least
+    lowest = min(changes.values(), default=math.nan)
+    least = {name_of(c): wanted[c] for c, change in changes.items() if abs(change - lowest) < 1e-9}
+    if len(changes) > 1 and (named := re.search(r"\. ([^.:]*?) (gains?|loses?|lose) (least|most): ", text)):
+        assert least[named[1].split(",")[0].split(" and ")[0]] in ("gain", "loss")
         assert (named[2][0] == "l") == (lowest < 0)
         assert (named[3] == "most") == (lowest < 0)
+    if open_one := re.search(
+        r"The least favourable change is that of ([^.:]*?): ", text
+    ):  # nobody is said to lose by it
+        assert least[open_one[1].split(",")[0].split(" and ")[0]] in ("open", "alike", "single")
 
 
 @pytest.mark.parametrize("seed", MANY)

@@ -9,7 +9,7 @@ from scipy import stats
 
 from dqnfed.report.comparison import group
 from dqnfed.report.reader import read_runs
-from dqnfed.report.significance import against_reference, holm, paired_difference
+from dqnfed.report.significance import adjusted, against_reference, holm, paired_difference
 from tests.helpers.runs import write_comparison
 
 
@@ -32,11 +32,18 @@ def test_only_shared_seeds_count() -> None:
     assert paired_difference({0: 1.0, 1: math.nan}, {0: 1.0, 1: 2.0}) is None
 
 
-@pytest.mark.parametrize(("shift", "p"), [(0.0, 1.0), (2.0, 0.0)])
-def test_equal_differences_leave_nothing_to_test(shift: float, p: float) -> None:
-    found = paired_difference({0: 1.0 + shift, 1: 2.0 + shift}, {0: 1.0, 1: 2.0})
-    assert found is not None
-    assert found.p == p
+@pytest.mark.parametrize("n", [2, 5, 6, 10])
+def test_equal_differences_have_the_p_value_of_the_sign_test(n: int) -> None:
+    theirs = {seed: float(seed) for seed in range(n)}
+    same, more = paired_difference(theirs, theirs), paired_difference({s: v + 2 for s, v in theirs.items()}, theirs)
+    assert same is not None
+    assert more is not None
+    assert (same.p, same.low, same.high) == (1.0, 0.0, 0.0)
+    assert more.p == pytest.approx(stats.binomtest(n, n).pvalue)
+    assert math.isnan(more.low) == math.isnan(more.high) == (more.p >= 0.05)  # six seeds or more have an interval
+    (alone,), (first, _) = adjusted([more]), adjusted([more, more])
+    assert alone == pytest.approx(more, nan_ok=True)
+    assert math.isnan(first.low) == (2 * more.p >= 0.05)  # which Holm's rule may take away
 
 
 def test_holm_steps_down() -> None:

@@ -20,7 +20,7 @@ from dqnfed.core.seeds import newest_last
 from dqnfed.maths.gramian import combine, cross_products
 
 IntArray = NDArray[np.int64]
-LEAST = 0.3  # of a rate stays when all of it was reached: a client that is asked again wants more
+LEAST = 0.3  # of a rate stays when all of it was reached: a client that is asked again asks for more than nothing
 SWEEPS = 4  # entries older than so many sweeps of the federation are dropped; by chance one in fifty is
 FREE = -1  # the number of the client whose slot nobody has
 

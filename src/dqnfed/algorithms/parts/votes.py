@@ -24,7 +24,7 @@ JUMP_ALL = 1.2  # if all clients are here, with gradients or where replies may b
 JUMP_EXACT = 1.05  # and their rows are gradients: nothing but the step has raised the losses
 GROWTH = 3.0  # of a step by its successor at most, with all clients and gradients
 GROWTH_ROBUST = 1.25  # where replies may be false, after the first steps: who comes and goes shall not stretch it
-SEATS = 10_000  # clients whose numbers are kept: of more, the newest
+MAX_KEPT = 10_000  # clients whose numbers are kept: of more, the newest
 NOBODY = -1  # a client's number
 FEW = 10  # clients, or three quarters of them: until so many are known m does not rise above its start
 
@@ -48,13 +48,13 @@ class Votes:
 
     def init(self, n_clients: int, floor: float) -> VotesState:
         """Return the state before the first round."""
-        clients = torch.full((int(n_clients > SEATS),), NOBODY)
-        n_seats = len(clients) or n_clients
-        zero, unknown = torch.zeros((), dtype=torch.float64), torch.full((n_seats,), nan, dtype=torch.float64)
-        depths, lowest = torch.zeros(n_seats, dtype=torch.int64), torch.tensor(floor, dtype=torch.float64)
+        clients = torch.full((int(n_clients > MAX_KEPT),), NOBODY)
+        n_places = len(clients) or n_clients
+        zero, unknown = torch.zeros((), dtype=torch.float64), torch.full((n_places,), nan, dtype=torch.float64)
+        depths, lowest = torch.zeros(n_places, dtype=torch.int64), torch.tensor(floor, dtype=torch.float64)
         return VotesState(zero, zero, zero.bool(), unknown, zero.long(), depths, unknown, lowest, clients)
 
-    def seated(self, state: VotesState, cohort: Cohort) -> VotesState:
+    def with_places(self, state: VotesState, cohort: Cohort) -> VotesState:
         """Return the state of very many clients with places for the cohort's numbers; those with old ones lose theirs.
 
         Numbers at the start model are kept longest. Of fewer clients everybody has a place.
@@ -64,7 +64,7 @@ class Votes:
         new = cohort.clients[~torch.isin(cohort.clients, state.clients)]
         is_old = ~torch.isin(state.clients, cohort.clients)
         age = torch.where(state.starts.isfinite() | ~is_old, inf, state.depths.double())
-        stay = age.argsort(stable=True)[max(0, len(age) + len(new) - SEATS) :]
+        stay = age.argsort(stable=True)[max(0, len(age) + len(new) - MAX_KEPT) :]
         clients, order = torch.cat([state.clients[stay], new]).sort()
 
         def moved(values: Tensor, empty: float) -> Tensor:
@@ -74,9 +74,9 @@ class Votes:
         return state._replace(losses=losses, depths=depths, starts=starts, clients=clients)
 
     def places(self, state: VotesState, cohort: Cohort) -> IntArray:
-        """Return where the numbers of a seated cohort are."""
-        here, seated = cohort.clients.numpy(), state.clients.numpy()
-        return np.searchsorted(seated, here) if len(seated) else here
+        """Return where the numbers of a cohort with places are."""
+        here, kept = cohort.clients.numpy(), state.clients.numpy()
+        return np.searchsorted(kept, here) if len(kept) else here
 
     def n_known(self, state: VotesState, cohort: Cohort) -> int:
         """Return of how many clients there is a reply, those of the cohort included."""
