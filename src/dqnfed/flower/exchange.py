@@ -69,6 +69,7 @@ def fields_of(content: RecordDict, name: str) -> Mapping[str, Any]:
 
 
 def first_line(error: object) -> str:
-    """Return an error's first line that is not empty, short enough for a log."""
+    """Return an error's first line that is not empty, short enough for a log; what no terminal prints is escaped."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+    first = "".join(c if c.isprintable() else repr(c)[1:-1] for c in lines[0][:200]) if lines else ""
+    return first[:200] or type(error).__name__

@@ -17,6 +17,7 @@ from dqnfed.core.problem import score_range
 from dqnfed.core.tensors import row
 from dqnfed.flower import checks
 from dqnfed.flower.checks import Question, Refused, Reported, held_sizes, read_member, read_report, read_update
+from dqnfed.flower.exchange import first_line
 from dqnfed.sim.setup import cohort_size
 from tests.contract.cases import METHODS, suited_case, turns_of
 from tests.helpers.bowls import network_bowl
@@ -212,3 +213,16 @@ def test_a_held_scalar_is_written_down() -> None:
     result = deployed(REGISTRY["qffl"](), network_bowl(), plan, rounds=1, policy=Policy(scalar_bounds=30.0))
     ((held),) = result.history[1]["held"]
     assert (held["client"], held["field"]) == (1, "loss")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\n  no number \r\n more", "no number"),
+        ("is \x00 or \x1b[31m\ud800", r"is \x00 or \x1b[31m\ud800"),
+        ("\x1b" * 300, r"\x1b" * 50),
+        ("\n\n", "ValueError"),
+    ],
+)
+def test_of_an_error_one_printable_line_is_told(text: str, line: str) -> None:
+    assert first_line(ValueError(text)) == line
