@@ -11,13 +11,22 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.tensors import named_tensors
 from dqnfed.flower.records import array_record, named_arrays
-from dqnfed.flower.secure_records import SECURE, kept_reply, padded_content, read_kept, read_query
+from dqnfed.flower.secure_records import (
+    SECURE,
+    form_reply,
+    kept_reply,
+    padded_content,
+    read_form,
+    read_kept,
+    read_query,
+)
 from dqnfed.secure.distributed import with_shares
+from dqnfed.secure.forms import padded_products
 from dqnfed.secure.keys import Identity, opened, sealed
 from dqnfed.secure.noise import Privacy
 from dqnfed.secure.pads import Message, PadKey, evaluation_of, message_of
 from dqnfed.secure.queries import ClientCheck, OwnReply, Refusal, own_products
-from dqnfed.secure.release import FEWEST
+from dqnfed.secure.release import FEWEST, MOST_PRODUCTS
 from dqnfed.secure.replies import Like
 from dqnfed.secure.rows import padded_row
 from dqnfed.secure.sums import Number, padded_numbers, unpadding_numbers
@@ -25,7 +34,6 @@ from dqnfed.secure.sums import Number, padded_numbers, unpadding_numbers
 ROWS, FACTS, TYPES, USED, SUMMED = (  # of the state
     f"dqnfed-secure-{name}" for name in ("rows", "facts", "types", "used", "summed")
 )
-MOST_PRODUCTS = 64  # of one row with vectors of the server's choice: as many numbers of it leave its client
 MOST_USED = 4096  # hashes of messages that a client remembers; each is of one message
 
 
@@ -139,6 +147,26 @@ def products_reply(algorithm: AnyAlgorithm, client: int, content: RecordDict, co
     context.state[FACTS] = ConfigRecord({**facts, "n-products": n_asked})
     found = own_products(own.rows[str(about["field"])], vectors)
     return RecordDict({"products": MetricRecord({"values": found.tolist()}), "about": ConfigRecord({"client": client})})
+
+
+def form_products_reply(
+    identity: Identity, algorithm: AnyAlgorithm, client: int, content: RecordDict, context: Context
+) -> RecordDict:
+    """Return the client's padded products for a form; once a message, since the next would have the same pads."""
+    own, _ = _kept(client, context)
+    about: Any = content["about"]
+    facts: Any = context.state[FACTS]
+    field = str(about["field"])
+    if algorithm.needs != "gram":
+        raise Refusal(f"the method needs no products, so client {client} gives none.")
+    if bytes(about["digest"]) != own.message.digest or field not in own.rows:
+        raise Refusal(f"client {client} did not reply to the message that the question is about.")
+    if facts.get("has-given-form"):
+        raise Refusal(f"client {client} has given products in a form for this message already; it does so once.")
+    context.state[FACTS] = ConfigRecord({**facts, "has-given-form": True})
+    key = common_key(identity, client, about)
+    found = padded_products(key, own.message, field, own.rows[field], own.norm(field), client, read_form(content))
+    return form_reply(found, client)
 
 
 def unpad_reply(

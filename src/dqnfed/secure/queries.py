@@ -13,6 +13,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm, Cohort
 from dqnfed.core.tensors import named_tensors
 from dqnfed.secure.distributed import check_noise
+from dqnfed.secure.forms import Form, products_with
 from dqnfed.secure.pads import Message, PadKey
 from dqnfed.secure.release import Revealing, check_release
 from dqnfed.secure.replies import Like, SecureReplies, View
@@ -51,6 +52,7 @@ class Claims(NamedTuple):
     norms: Mapping[str, FloatArray]  # [K] by field
     grams: Mapping[str, FloatArray]  # [K, K] by field, where products were asked for
     products: tuple[FloatArray, ...]  # [K, R] of every question for products with other vectors, in order
+    forms: Mapping[str, FloatArray]  # [K, K] by field, products in a form of products with vectors
     released: tuple[Released, ...]
     server: Any  # the server's state before the step
     cohort: Cohort
@@ -175,6 +177,15 @@ class _Replayed:
             np.abs(stated[self._place] - mine).max(initial=0.0) <= SAME * max(scale, np.finfo(np.float64).tiny)
         ):
             raise Refusal(f"the claimed products of client {self._own.client}'s '{field}' are not its own.")
+        return stated
+
+    def form(self, field: str, form: Form) -> FloatArray:
+        if field not in self._claims.forms:
+            raise Refusal(f"the method needs the products of '{field}' in a form, which are not in the question.")
+        stated, p = self._claims.forms[field], products_with(self._own.rows[field], form)
+        error = abs(float(stated[self._place, self._place]) - float(p @ form.middle @ p))
+        if not error <= SAME * float(np.abs(p) @ np.abs(form.middle) @ np.abs(p)):
+            raise Refusal(f"in a form the claimed product of client {self._own.client}'s '{field}' with itself is wrong.")
         return stated
 
     def combine(self, field: str, weights: FloatArray) -> FloatArray:

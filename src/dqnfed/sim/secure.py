@@ -14,6 +14,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.tensors import gather, named_tensors, tensors
 from dqnfed.secure.distributed import with_shares
+from dqnfed.secure.forms import Form, PaddedProducts, padded_products
 from dqnfed.secure.noise import Privacy
 from dqnfed.secure.pads import Message, PadKey, evaluation_of, fresh_nonce, message_of
 from dqnfed.secure.queries import Claims, ClientCheck, OwnReply, Query, Refusal, own_products
@@ -158,6 +159,15 @@ class _InProcess:
         found = np.stack([own_products(reply.rows[name], vectors) for reply in self._own])
         self._traffic.up += WORD * found.size
         self._traffic.down += vectors.element_size() * vectors.numel() * len(self._own)
+        return found
+
+    def form(self, message: Message, clients: Sequence[int], name: str, form: Form) -> list[PaddedProducts]:
+        found = [
+            padded_products(self._key, message, name, reply.rows[name], reply.norm(name), reply.client, form)
+            for reply in self._own
+        ]
+        self._traffic.up += sum(each.words.nbytes + each.corrections.nbytes + WORD for each in found)
+        self._traffic.down += sum(t.nbytes for t in (form.vectors, form.middle)) * len(self._own)
         return found
 
     def unpad(self, query: Query, claims: Claims) -> Words:

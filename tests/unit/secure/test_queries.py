@@ -103,7 +103,7 @@ def test_a_client_answers_once_a_message(case: Case) -> None:
             tapped = super().__call__(message, link)
 
             class Again:
-                products = tapped.products
+                products, form = tapped.products, tapped.form
 
                 def unpad(self, query: Query, claims: Claims) -> Words:
                     for _ in range(len(query.clients) + 1):
