@@ -185,7 +185,9 @@ class _Replayed:
         stated, p = self._claims.forms[field], products_with(self._own.rows[field], form)
         error = abs(float(stated[self._place, self._place]) - float(p @ form.middle @ p))
         if not error <= SAME * float(np.abs(p) @ np.abs(form.middle) @ np.abs(p)):
-            raise Refusal(f"in a form the claimed product of client {self._own.client}'s '{field}' with itself is wrong.")
+            raise Refusal(
+                f"in a form the claimed product of client {self._own.client}'s '{field}' with itself is wrong."
+            )
         return stated
 
     def combine(self, field: str, weights: FloatArray) -> FloatArray:

@@ -226,6 +226,32 @@ def test_a_client_replies_once_to_a_message(case: Case) -> None:
     assert "would use its pads again" in str(reply.error.reason)
 
 
+def test_a_restarted_node_with_a_folder_replies_once_to_a_message_too(case: Case, tmp_path: Path) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6))
+    for context in grid.contexts.values():
+        context.node_config["memory-dir"] = str(tmp_path)
+    deployed(FedAvg(), case, grid, rounds=1)
+    again = [m for m in grid.sent if m.metadata.message_type == "train"][:1]
+    grid.contexts[again[0].metadata.dst_node_id].state.clear()
+    [reply] = grid.send_and_receive(again)
+    assert "would use its pads again" in str(reply.error.reason)
+
+
+def test_a_client_gives_products_in_a_form_once_and_few_of_its_row(case: Case) -> None:
+    """A server that asks again, with other vectors or for the entries of a row."""
+    grid = grid_of(DQNFed(), case, fresh_identities(6))
+    deployed(DQNFed(), case, grid, rounds=2)
+    asked = [m for m in grid.sent if m.content["about"].get("question") == "form"][-1:]
+    asked[0].content["secure"]["vectors"] = Array(2.0 * asked[0].content["secure"]["vectors"].numpy())
+    [again] = grid.send_and_receive(asked)
+    assert "does so once" in str(again.error.reason)
+    about = ConfigRecord({**asked[0].content["about"], "question": "products"})
+    entries = ArrayRecord({"vectors": Array(np.eye(case.problem.n_parameters))})
+    asked[0].content["about"], asked[0].content["secure"] = about, entries
+    [row] = grid.send_and_receive(asked)
+    assert "gives 4 products of a row at most, but is asked for 24" in str(row.error.reason)
+
+
 def test_a_node_that_forgot_its_reply_does_not_unpad_and_another_one_does(case: Case) -> None:
     grid = grid_of(FedAvg(), case, fresh_identities(6))
     inner, asked = grid._app, []
