@@ -123,8 +123,8 @@ class ClientCheck:
             for field, value in self.own.scalars.items():
                 if not _is_shortened(float(seen[field][k]), value):
                     raise Refusal(
-                        f"client {self.own.client}'s '{field}' is {value:g} and may be held below that, but the step is "
-                        f"made with {float(seen[field][k]):g}."
+                        f"client {self.own.client}'s '{field}' is {value:g} and may be held below that, but the step "
+                        f"is made with {float(seen[field][k]):g}."
                     )
 
     def _check_weights(self, query: Query, claims: Claims) -> None:
