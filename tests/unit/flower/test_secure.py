@@ -237,6 +237,14 @@ def test_a_restarted_node_with_a_folder_replies_once_to_a_message_too(case: Case
     assert "would use its pads again" in str(reply.error.reason)
 
 
+def test_a_client_unpads_one_sum_of_a_message(case: Case) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6))
+    deployed(FedAvg(), case, grid, rounds=1)
+    asked = [m for m in grid.sent if m.content["about"].get("question") == "unpad"]
+    [again] = grid.send_and_receive(asked)
+    assert "has unpadded a sum of this message already" in str(again.error.reason)
+
+
 def test_a_client_gives_products_in_a_form_once_and_few_of_its_row(case: Case) -> None:
     """A server that asks again, with other vectors or for the entries of a row."""
     grid = grid_of(DQNFed(), case, fresh_identities(6))

@@ -13,6 +13,7 @@ from dqnfed.secure.forms import Form, PaddedProducts, form_of, form_products, pa
 from dqnfed.secure.pads import Message, PadKey
 from dqnfed.secure.queries import Claims, Query, Refusal
 from dqnfed.secure.ring import RingOverflow
+from dqnfed.secure.wholes import wholes_of
 from tests.helpers.bowls import BOWLS
 from tests.helpers.secure import Wire, secure_run
 
@@ -58,6 +59,19 @@ def test_terms_that_cancel_leave_what_they_should() -> None:
     form = form_of(v, np.array([[-1.0 + 1e-10]]))  # to be added to the identity
     found = G @ G.T + form_products(replied(G, form), np.linalg.norm(G, axis=1), range(5), form)
     np.testing.assert_allclose(found, 1e-10 * G @ G.T, rtol=1e-4)
+
+
+def test_corrections_are_masked_in_all_their_words() -> None:
+    """Another message has other pads and masks, so that not even the highest of four words is the same."""
+    G, V, C = drawn(5, 40, 4, 0)
+    form, norms = form_of(V, C), np.linalg.norm(G, axis=1)
+    zeros = np.zeros_like(G[0])
+    for digest in (b"\x01", b"\x02"):
+        message = Message(digest * 32, ASKED)
+        corrections = padded_products(KEY, message, "g", zeros, float(norms[0]), ASKED[-1], form).corrections[:-1]
+        masks = [KEY.mask(message, "g|products in a form", ASKED[-1], other, n_bytes=32) for other in ASKED[:-1]]
+        assert [(whole + mask) % 2**256 for whole, mask in zip(wholes_of(corrections), masks, strict=True)] == [0] * 4
+        assert corrections[:, 3].min() > 0
 
 
 def test_who_is_silent_needs_no_recovery() -> None:

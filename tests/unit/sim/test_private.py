@@ -153,6 +153,14 @@ def test_central_noise_has_the_spread_of_one_clients_largest_part(case: Case) ->
     assert float(noise.std()) == pytest.approx(z * clip / case.federation.n_clients, rel=4 / math.sqrt(2 * n))
 
 
+def test_central_noise_of_unequal_weights_hides_the_largest() -> None:
+    """N = 40,000 numbers."""
+    update = FedAvg.info.replies[0](torch.zeros(3, 40_000, dtype=torch.float64))
+    sums = NoisySums(update, Privacy(clip=0.5, noise_multiplier=2.0, noise="central"), lambda: None)
+    noise = sums.combine("delta", torch.tensor([0.1, -0.7, 0.2]))
+    assert float(noise.std()) == pytest.approx(2.0 * 0.5 * 0.7, rel=4 / math.sqrt(80_000))
+
+
 @pytest.mark.parametrize("algorithm", [MGDA(), DQNFed(), QFFL()], ids=lambda a: type(a).__name__)
 def test_central_noise_is_refused_where_it_does_not_cover_what_the_server_asks(
     algorithm: AnyAlgorithm, case: Case
