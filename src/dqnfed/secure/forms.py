@@ -10,7 +10,7 @@ Whole numbers modulo 2^256 with 80 binary places make the products as exact as t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,27 +62,42 @@ def products_with(row: FloatArray, form: Form) -> FloatArray:
 
 
 def padded_products(
-    key: PadKey, message: Message, field: str, row: FloatArray, norm: float, client: int, form: Form
+    key: PadKey,
+    message: Message,
+    field: str,
+    row: FloatArray,
+    norm: float,
+    client: int,
+    form: Form,
+    *,
+    pads: Callable[[int], list[int]] | None = None,
 ) -> PaddedProducts:
     """Return a client's part of the products in the form; `norm` is the row's, which the server knows.
 
     With x_k the products over the norm, r_k the pads and z_kj the masks, the words are x_k + r_k and the correction for
-    client j is x_k' C r_j + z_kj, for k < j also + r_k' C r_j, for k > j with - z_kj.
+    client j is x_k' C r_j + z_kj, for k < j also + r_k' C r_j, for k > j with - z_kj. `pads` replaces the key's own
+    where they are known.
     """
     p, name = products_with(row, form), f"{field}|{FOR}"
+    pads = pads or form_pads(key, message, field, len(p))
     x = _wholes(p / norm if norm > 0.0 else p)
     C = _middle(form)
-    a = [value + pad for value, pad in zip(x, whole_pads(key, message, name, client, len(x)), strict=True)]
+    a = [value + pad for value, pad in zip(x, pads(client), strict=True)]
     earlier, later = _times(C, x), _times(C, a)
     corrections = []
     for other in message.asked:
         if other == client:
             corrections.append(0)
             continue
-        found = _dot(later if client < other else earlier, whole_pads(key, message, name, other, len(x)))
+        found = _dot(later if client < other else earlier, pads(other))
         mask = key.mask(message, name, client, other, n_bytes=BYTES)
         corrections.append(found + mask if client < other else found - mask)
     return PaddedProducts(words_of(a), words_of(corrections), float(p @ form.middle @ p))
+
+
+def form_pads(key: PadKey, message: Message, field: str, n: int) -> Callable[[int], list[int]]:
+    """Return the pads of n products by client."""
+    return lambda client: whole_pads(key, message, f"{field}|{FOR}", client, n)
 
 
 def form_products(

@@ -250,12 +250,13 @@ def test_a_client_gives_products_in_a_form_once_and_few_of_its_row(case: Case) -
     grid = grid_of(DQNFed(), case, fresh_identities(6))
     deployed(DQNFed(), case, grid, rounds=2)
     asked = [m for m in grid.sent if m.content["about"].get("question") == "form"][-1:]
-    asked[0].content["secure"]["vectors"] = Array(2.0 * asked[0].content["secure"]["vectors"].numpy())
+    arrays: Any = asked[0].content["secure"]
+    arrays["vectors"] = Array(2.0 * arrays["vectors"].numpy())
     [again] = grid.send_and_receive(asked)
     assert "does so once" in str(again.error.reason)
-    about = ConfigRecord({**asked[0].content["about"], "question": "products"})
-    entries = ArrayRecord({"vectors": Array(np.eye(case.problem.n_parameters))})
-    asked[0].content["about"], asked[0].content["secure"] = about, entries
+    about: Any = asked[0].content["about"]
+    asked[0].content["about"] = ConfigRecord({**about, "question": "products"})
+    asked[0].content["secure"] = ArrayRecord({"vectors": Array(np.eye(case.problem.n_parameters))})
     [row] = grid.send_and_receive(asked)
     assert "gives 4 products of a row at most, but is asked for 24" in str(row.error.reason)
 
