@@ -11,7 +11,7 @@ from dqnfed.secure.ring import FloatArray
 
 FEWEST = 3  # clients: of two, each learns the other's row from the sum
 LEAST_EFFECTIVE = 1.2  # of one sum
-LEAST_OTHERS = 0.1  # length of the other clients' part in a sum of unit rows, over the part of any one client
+LEAST_OTHERS = 0.05  # length of the other clients' part in a sum of unit rows, over the part of any one client
 LEAST_OTHERS_TOGETHER = 0.01  # the same in what can be computed from several sums of one message
 MOST_PRODUCTS = 4  # of one row with vectors of the server's choice: as many numbers of it leave its client
 
