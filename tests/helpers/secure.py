@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed import Evaluation, RunResult
 from dqnfed.core.algorithm import AnyAlgorithm
+from dqnfed.secure.forms import Form, PaddedProducts
 from dqnfed.secure.pads import Message, PadKey
 from dqnfed.secure.queries import Claims, Query
 from dqnfed.secure.ring import FloatArray, Words
@@ -29,6 +30,7 @@ class Wire:
         self.messages: list[Message] = []
         self.queries: list[Query] = []
         self.products: list[FloatArray] = []
+        self.forms: list[list[PaddedProducts]] = []
         self.change = change
 
     def __call__(self, message: Message, link: Link) -> Link:
@@ -43,6 +45,11 @@ class _Tapped:
     def products(self, message: Message, clients: Sequence[int], field: str, vectors: Tensor) -> FloatArray:
         found = self._link.products(message, clients, field, vectors)
         self._wire.products.append(found)
+        return found
+
+    def form(self, message: Message, clients: Sequence[int], field: str, form: Form) -> list[PaddedProducts]:
+        found = self._link.form(message, clients, field, form)
+        self._wire.forms.append(found)
         return found
 
     def unpad(self, query: Query, claims: Claims) -> Words:

@@ -191,8 +191,8 @@ def compare(
     folder = out or default_out(config.name)
     numbers = comparison.seeds_from(seeds or ("0:5" if is_own or epsilon is not None else "0"))
     if epsilon is not None:
-        wanted = budgets.epsilons_from(epsilon)
-        planned = budgets.planned_with_epsilons(config, wanted, chosen, numbers, folder)
+        noisy = {e: budgets.with_noise(experiment or "", settings, e) for e in budgets.epsilons_from(epsilon)}
+        planned = budgets.planned_with_epsilons(noisy, chosen, numbers, folder)
     else:
         planned = comparison.planned_runs(config, chosen, numbers, folder)
     done = run_planned(planned, config, jobs, folder, quiet)

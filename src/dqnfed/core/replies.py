@@ -25,6 +25,8 @@ class Replies(Generic[U]):
     replies; a method that asks for `rows` sees every reply. A field inside a record of the reply is "record.field".
     """
 
+    are_padded = False  # a method then asks for no product of a single row that it can do without
+
     def __init__(self, updates: U) -> None:
         self.updates = updates
 
@@ -51,6 +53,12 @@ class Replies(Generic[U]):
     def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
         """Return the products of the field's rows with each other [K, K]; then with the `extra` rows [K, K + R]."""
         found: FloatArray = gramian(attrgetter(field)(self.updates).flatten(1), extra).numpy()
+        return found
+
+    def form(self, field: str, vectors: Tensor, middle: FloatArray) -> FloatArray:
+        """Return G V' C V G' for the rows G of the field, vectors V [R, n] and the symmetric C = `middle`, [K, K]."""
+        products = self.gram(field, vectors)[:, len(self) :]
+        found: FloatArray = products @ middle @ products.T
         return found
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:

@@ -203,6 +203,7 @@ class EpsilonBlock(Block):
 
     algorithms: tuple[str, ...] = ("dqn-fed", "fedavg", "qffl")
     set: tuple[str, ...] = ()  # as with --set
+    at: dict[str, tuple[str, ...]] = {}  # the same for one budget, after those for all: "3" or "inf"
 
 
 class Config(Block):

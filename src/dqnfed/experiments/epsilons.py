@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, isnan
 from pathlib import Path
 
@@ -22,9 +22,14 @@ def epsilons_from(text: str) -> list[float]:
     return found
 
 
-def with_noise(source: str, changes: Sequence[str]) -> Config:
-    """Return the experiment with what its block `epsilon` sets for such comparisons, then the user's changes."""
-    own = read_config(source).epsilon.set
+def with_noise(source: str, changes: Sequence[str], epsilon: float | None = None) -> Config:
+    """Return the experiment with what its block `epsilon` sets for such comparisons, then the user's changes.
+
+    What the block sets for one budget stands between the two where that is given.
+    """
+    block = read_config(source).epsilon
+    at = {_budget(text): found for text, found in block.at.items()}
+    own = [*block.set, *(() if epsilon is None else at.get(epsilon, ()))]
     config = read_config(source, [*own, *changes])
     if config.privacy.clip is None:
         raise ConfigError(
@@ -36,6 +41,13 @@ def with_noise(source: str, changes: Sequence[str]) -> Config:
     return config
 
 
+def _budget(text: str) -> float:
+    found = epsilons_from(text)
+    if len(found) > 1:
+        raise ConfigError(f"`epsilon.at` has settings for one budget each, such as 3 or inf, but one is '{text}'.")
+    return found[0]
+
+
 def with_epsilon(config: Config, epsilon: float) -> Config:
     """Return the experiment with a budget; without noise, but clipped, where it is infinite."""
     privacy = config.privacy.model_copy(update={"epsilon": None if epsilon == inf else epsilon})
@@ -43,12 +55,12 @@ def with_epsilon(config: Config, epsilon: float) -> Config:
 
 
 def planned_with_epsilons(
-    config: Config, epsilons: Sequence[float], algorithms: Sequence[str], seeds: Sequence[int], out: Path
+    configs: Mapping[float, Config], algorithms: Sequence[str], seeds: Sequence[int], out: Path
 ) -> list[Planned]:
     """Return every method with every seed and budget, into OUT/epsilon-<budget>/<method>/<seed>."""
     runs = [
         run
-        for epsilon in epsilons
+        for epsilon, config in configs.items()
         for run in planned_runs(with_epsilon(config, epsilon), algorithms, seeds, out / f"epsilon-{epsilon:g}")
     ]
     return placed([(run.config, run.folder) for run in runs])

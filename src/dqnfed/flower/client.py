@@ -22,6 +22,7 @@ from dqnfed.flower.client_memory import NEVER, ClientMemory, Tag, Tags
 from dqnfed.flower.privacy import Privacy, count_releases, noised
 from dqnfed.flower.records import decoded, encoded, kind_named, named_arrays
 from dqnfed.flower.secure_client import (
+    form_products_reply,
     products_reply,
     secure_reply,
     shared_keys,
@@ -141,6 +142,8 @@ class _Request:
             return unpad_sums_reply(identity, self._number, self._content, self._context)
         if question == "products":
             return products_reply(self._algorithm, self._number, self._content, self._context)
+        if question == "form":
+            return form_products_reply(identity, self._algorithm, self._number, self._content, self._context)
         bounds = float(self._about["rate-bounds"])  # type: ignore[arg-type]
         policy = Policy(rate_bounds=bounds or None)
         sizes = self._whole("n-clients"), self._whole("cohort-size")

@@ -31,6 +31,16 @@ class Receipt(NamedTuple):
     phase: Tensor  # []
 
 
+def node_file(context: Context, run: str, client: int, ending: str) -> Path | None:
+    """Return a file in which a node keeps something of a run over restarts; None where it has no `memory-dir`."""
+    folder = context.node_config.get("memory-dir")
+    if not folder:
+        return None
+    if Path(run).name != run:
+        raise ValueError(f"the name of a run is that of a folder, but the server calls it {run!r}.")
+    return Path(str(folder)) / run / f"client-{client}.{ending}"
+
+
 class ClientMemory:
     """A client's memory in one run: a version after each reply that the server may still come back to.
 
@@ -42,8 +52,7 @@ class ClientMemory:
 
     def __init__(self, context: Context, run: str, client: int, kind: type[Any]) -> None:
         self._context, self._run, self._kind = context, run, kind
-        folder = context.node_config.get("memory-dir")
-        self._file = Path(str(folder)) / run / f"client-{client}.safetensors" if folder else None
+        self._file = node_file(context, run, client, "safetensors")
         self._versions: dict[Tag, Any] = {}
         self._round_start: Tag = NEVER
         self._read()

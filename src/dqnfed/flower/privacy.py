@@ -9,12 +9,14 @@ import torch
 from flwr.app import ConfigRecord, Context
 
 from dqnfed.core.tensors import map_tensors
-from dqnfed.secure.accounting import Ledger
+from dqnfed.flower.app import client_number
+from dqnfed.flower.client_memory import node_file
+from dqnfed.secure.accounting import Ledger, SpentFile
 from dqnfed.secure.noise import Privacy as Privacy
 from dqnfed.secure.noise import clipped_rows, noised_rows
 
 U = TypeVar("U", bound=tuple[Any, ...])
-COUNTED = "dqnfed-releases"  # in the state of a client: of the present run
+COUNTED = "dqnfed-releases"  # in the state of a client: by run
 
 
 def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None, *, floor: float = -inf) -> U:
@@ -34,9 +36,14 @@ def noised(update: U, privacy: Privacy, generator: torch.Generator | None = None
 
 
 def count_releases(context: Context, run: str, privacy: Privacy, n: int) -> None:
-    """Count what this client releases in a run; raise, before it leaves, where that would exceed the budget."""
-    kept = context.state.get(COUNTED)
-    before: Any = kept["releases"] if isinstance(kept, ConfigRecord) and kept["run"] == run else 0
-    ledger = Ledger(privacy, int(before))
+    """Count what this client releases in a run; raise, before it leaves, where that would exceed the budget.
+
+    Other runs in between do not end the count and, where the node has a `memory-dir`, nor does a restart.
+    """
+    kept, file = context.state.get(COUNTED), node_file(context, run, client_number(context), "releases.json")
+    counted: dict[str, Any] = dict(kept) if isinstance(kept, ConfigRecord) else {}
+    spent_file = None if file is None else SpentFile(file)
+    before = max(int(counted.get(run, 0)), 0 if spent_file is None else spent_file.read())
+    ledger = Ledger(privacy, before, spent_file=spent_file)
     ledger.spend(n)
-    context.state[COUNTED] = ConfigRecord({"run": run, "releases": ledger.n_releases})
+    context.state[COUNTED] = ConfigRecord({**counted, run: ledger.n_releases})

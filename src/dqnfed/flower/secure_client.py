@@ -10,14 +10,24 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.tensors import named_tensors
+from dqnfed.flower.client_memory import node_file
 from dqnfed.flower.records import array_record, named_arrays
-from dqnfed.flower.secure_records import SECURE, kept_reply, padded_content, read_kept, read_query
+from dqnfed.flower.secure_records import (
+    SECURE,
+    form_reply,
+    kept_reply,
+    padded_content,
+    read_form,
+    read_kept,
+    read_query,
+)
 from dqnfed.secure.distributed import with_shares
+from dqnfed.secure.forms import padded_products
 from dqnfed.secure.keys import Identity, opened, sealed
 from dqnfed.secure.noise import Privacy
 from dqnfed.secure.pads import Message, PadKey, evaluation_of, message_of
 from dqnfed.secure.queries import ClientCheck, OwnReply, Refusal, own_products
-from dqnfed.secure.release import FEWEST
+from dqnfed.secure.release import FEWEST, MOST_PRODUCTS
 from dqnfed.secure.replies import Like
 from dqnfed.secure.rows import padded_row
 from dqnfed.secure.sums import Number, padded_numbers, unpadding_numbers
@@ -25,8 +35,7 @@ from dqnfed.secure.sums import Number, padded_numbers, unpadding_numbers
 ROWS, FACTS, TYPES, USED, SUMMED = (  # of the state
     f"dqnfed-secure-{name}" for name in ("rows", "facts", "types", "used", "summed")
 )
-MOST_PRODUCTS = 64  # of one row with vectors of the server's choice: as many numbers of it leave its client
-MOST_USED = 4096  # hashes of messages that a client remembers; each is of one message
+MOST_USED = 4096  # hashes of messages that a client remembers without `memory-dir`; with it, all of a run
 
 
 def shared_keys(identity: Identity, client: int, about: Mapping[str, Any]) -> RecordDict:
@@ -65,7 +74,7 @@ def secure_reply(
         raise Refusal(f"a secure sum is over at least {FEWEST} clients, this one among them, but asked are {asked}.")
     key = common_key(identity, client, secure)
     message = message_of(str(about["run"]), int(about["round"]), int(about["phase"]), sent, asked, secure["nonce"])
-    _use_once(context, message)
+    _use_once(context, str(about["run"]), client, message)
     named = named_tensors(update)
     rows = {name: t for name, t in named.items() if t.dim() and t.numel()}
     scalars = {name: t for name, t in named.items() if not t.dim()}
@@ -96,7 +105,7 @@ def summed_reply(
     asked, names = [int(c) for c in secure["asked"]], [str(name) for name in about["sums"]]
     key = common_key(identity, client, secure)
     message = evaluation_of(str(about["run"]), int(about["round"]), names, models, asked, secure["nonce"])
-    _use_once(context, message)
+    _use_once(context, str(about["run"]), client, message)
     words = padded_numbers(key, message, client, numbers)
     squared = [each.squared for each in numbers]
     facts = {"digest": message.digest, "asked": asked, "squared": squared, "is-answered": False}
@@ -141,6 +150,26 @@ def products_reply(algorithm: AnyAlgorithm, client: int, content: RecordDict, co
     return RecordDict({"products": MetricRecord({"values": found.tolist()}), "about": ConfigRecord({"client": client})})
 
 
+def form_products_reply(
+    identity: Identity, algorithm: AnyAlgorithm, client: int, content: RecordDict, context: Context
+) -> RecordDict:
+    """Return the client's padded products for a form; once a message, since the next would have the same pads."""
+    own, _ = _kept(client, context)
+    about: Any = content["about"]
+    facts: Any = context.state[FACTS]
+    field = str(about["field"])
+    if algorithm.needs != "gram":
+        raise Refusal(f"the method needs no products, so client {client} gives none.")
+    if bytes(about["digest"]) != own.message.digest or field not in own.rows:
+        raise Refusal(f"client {client} did not reply to the message that the question is about.")
+    if facts.get("has-given-form"):
+        raise Refusal(f"client {client} has given products in a form for this message already; it does so once.")
+    context.state[FACTS] = ConfigRecord({**facts, "has-given-form": True})
+    key = common_key(identity, client, about)
+    found = padded_products(key, own.message, field, own.rows[field], own.norm(field), client, read_form(content))
+    return form_reply(found, client)
+
+
 def unpad_reply(
     identity: Identity, algorithm: AnyAlgorithm, client: int, content: RecordDict, context: Context
 ) -> RecordDict:
@@ -168,10 +197,15 @@ def _likes(rows: Mapping[str, Tensor]) -> dict[str, Like]:
     return {name: Like(t.shape, t.dtype, t.device) for name, t in rows.items()}
 
 
-def _use_once(context: Context, message: Message) -> None:
-    """Refuse a message whose pads were used already, and remember this one."""
-    state = context.state.get(USED)
+def _use_once(context: Context, run: str, client: int, message: Message) -> None:
+    """Refuse a message whose pads were used already, and remember this one; on disk too, if the node says where."""
+    state, file = context.state.get(USED), node_file(context, run, client, "used")
     used: list[bytes] = list(state["digests"]) if isinstance(state, ConfigRecord) else []  # type: ignore[arg-type]
-    if message.digest in used:
+    written = file.read_text(encoding="ascii").split() if file is not None and file.is_file() else []
+    if message.digest in used or message.digest.hex() in written:
         raise Refusal("this message was replied to already; a second reply would use its pads again.")
     context.state[USED] = ConfigRecord({"digests": [*used, message.digest][-MOST_USED:]})
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="ascii") as lines:
+            lines.write(message.digest.hex() + "\n")

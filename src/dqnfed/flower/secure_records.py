@@ -15,12 +15,13 @@ from dqnfed.core.expected import Layout
 from dqnfed.core.tensors import from_named_tensors, named_tensors
 from dqnfed.flower.checks import Refused, record
 from dqnfed.flower.records import array_record, kind_named, named_arrays
+from dqnfed.secure.forms import MOST_VECTORS, Form, PaddedProducts
 from dqnfed.secure.pads import Message
 from dqnfed.secure.queries import Claims, OwnReply, Query, Released
 from dqnfed.secure.replies import Like, View
 from dqnfed.secure.ring import Words
 from dqnfed.secure.rows import PaddedRow
-from dqnfed.secure.sums import LIMBS
+from dqnfed.secure.wholes import LIMBS
 
 SECURE, UPDATE, PADDED = "secure", "update", "padded"  # records of messages
 
@@ -95,6 +96,7 @@ def query_content(query: Query, claims: Claims, about: ConfigRecord) -> RecordDi
         **_prefixed("norms", claims.norms),
         **_prefixed("grams", claims.grams),
         **_prefixed("factors", view.factors),
+        **_prefixed("forms", claims.forms),
         **_prefixed("products", {str(k): values for k, values in enumerate(claims.products)}),
         **_prefixed("released", {f"{k}.weights": r.weights for k, r in enumerate(claims.released)}),
         **_prefixed("released", {f"{k}.sum": r.sum for k, r in enumerate(claims.released)}),
@@ -142,6 +144,7 @@ def read_query(content: RecordDict, info: Info) -> tuple[Query, Claims]:
         {name: t.numpy() for name, t in _under(named, "norms").items()},
         {name: t.numpy() for name, t in _under(named, "grams").items()},
         tuple(t.numpy() for _, t in sorted(_under(named, "products").items(), key=lambda item: int(item[0]))),
+        {name: t.numpy() for name, t in _under(named, "forms").items()},
         tuple(
             Released(field, released[f"{k}.weights"].numpy(), released[f"{k}.sum"].numpy())
             for k, field in enumerate(fields)
@@ -157,6 +160,43 @@ def read_query(content: RecordDict, info: Info) -> tuple[Query, Claims]:
         view,
     )
     return query, claims
+
+
+def form_content(form: Form, about: ConfigRecord) -> RecordDict:
+    """Return the question for products in a form."""
+    arrays = {"vectors": form.vectors, "middle": torch.from_numpy(form.middle)}
+    facts = ConfigRecord({**about, "exponents": list(form.exponents)})
+    return RecordDict({SECURE: array_record(arrays), "about": facts})
+
+
+def read_form(content: RecordDict) -> Form:
+    """Return the question that `form_content` packed."""
+    named, about = named_arrays(record(content, SECURE, ArrayRecord)), record(content, "about", ConfigRecord)
+    exponents: Any = about["exponents"]
+    vectors, middle = named["vectors"], named["middle"].numpy()
+    n = len(vectors)
+    if vectors.dim() != 2 or middle.shape != (n, n) or len(exponents) != n or not 0 < n <= MOST_VECTORS:
+        raise Refused(f"a form is for 1 to {MOST_VECTORS} vectors, with a matrix of as many rows and columns")
+    return Form(vectors, tuple(int(e) for e in exponents), middle)
+
+
+def form_reply(found: PaddedProducts, client: int) -> RecordDict:
+    """Return a client's padded products as a message."""
+    arrays = {"words": found.words, "corrections": found.corrections, "square": np.array(found.square)}
+    record_of = ArrayRecord({name: Array(values) for name, values in arrays.items()})
+    return RecordDict({"form": record_of, "about": ConfigRecord({"client": client})})
+
+
+def read_form_reply(content: RecordDict, n_vectors: int, n_asked: int) -> PaddedProducts:
+    """Return the padded products that `form_reply` packed."""
+    found = {name: array.numpy() for name, array in record(content, "form", ArrayRecord).items()}
+    for name, n in (("words", n_vectors), ("corrections", n_asked)):
+        if name not in found or found[name].dtype != np.uint64 or found[name].shape != (n, LIMBS):
+            raise Refused(f"its {name} for a form are not {n} whole numbers of {LIMBS} words")
+    square = found.get("square")
+    if square is None or square.shape != () or not np.isfinite(square):
+        raise Refused("its own product in a form is no number")
+    return PaddedProducts(np.array(found["words"]), np.array(found["corrections"]), float(square))
 
 
 def kept_reply(own: OwnReply) -> tuple[ArrayRecord, ConfigRecord]:

@@ -18,7 +18,17 @@ from dqnfed.core.tensors import from_named_tensors, stack, tensors
 from dqnfed.flower.checks import LOSSES, Refused, record, slack
 from dqnfed.flower.exchange import first_line
 from dqnfed.flower.records import array_record, kind_named
-from dqnfed.flower.secure_records import SECURE, PaddedReply, likes_by_layout, query_content, read_padded, read_words
+from dqnfed.flower.secure_records import (
+    SECURE,
+    PaddedReply,
+    form_content,
+    likes_by_layout,
+    query_content,
+    read_form_reply,
+    read_padded,
+    read_words,
+)
+from dqnfed.secure.forms import Form, PaddedProducts
 from dqnfed.secure.pads import Message as Padded
 from dqnfed.secure.pads import fresh_nonce
 from dqnfed.secure.queries import Claims, Query
@@ -139,6 +149,23 @@ class SecureServer:
         self.traffic.up += 8 * len(vectors) * len(clients)
         return np.stack(found)
 
+    def form(self, message: Padded, clients: Sequence[int], field: str, form: Form) -> list[PaddedProducts]:
+        """Return the clients' padded products for a form."""
+        about = {**self._about, "question": "form", "digest": message.digest, "field": field}
+        questions = {k: form_content(form, ConfigRecord({**about, **self._key_of(k)})) for k in clients}
+        contents, faults = self._ask(questions)
+        found: list[PaddedProducts] = []
+        for client, content in sorted(contents.items()):
+            try:
+                found.append(read_form_reply(content, len(form.vectors), len(message.asked)))
+            except Exception as error:  # whatever a client sends
+                faults[client] = first_line(error)
+        if faults:
+            raise LostClients(f"clients were lost in the middle of a step: {_listed(faults)}")
+        self.traffic.down += sum(t.nbytes for t in (form.vectors, form.middle)) * len(clients)
+        self.traffic.up += sum(each.words.nbytes + each.corrections.nbytes + 8 for each in found)
+        return found
+
     def unpad(self, query: Query, claims: Claims, answered: set[int]) -> Words:
         """Return the sum of the pads from the first client that gives it; another one is asked first in every round."""
         first = int.from_bytes(query.message.digest[:4], "big") % len(query.clients)
@@ -204,6 +231,9 @@ class _Questions:
 
     def products(self, message: Padded, clients: Sequence[int], field: str, vectors: Tensor) -> FloatArray:
         return self._server.products(message, clients, field, vectors)
+
+    def form(self, message: Padded, clients: Sequence[int], field: str, form: Form) -> list[PaddedProducts]:
+        return self._server.form(message, clients, field, form)
 
     def unpad(self, query: Query, claims: Claims) -> Words:
         return self._server.unpad(query, claims, self._answered)

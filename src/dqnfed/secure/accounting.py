@@ -6,7 +6,10 @@ import logging
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
+from pathlib import Path
 
+from dqnfed.core.checksums import checked_facts, damage_line, with_checksum
+from dqnfed.core.run_folder import json_text, write_atomically
 from dqnfed.secure.noise import Privacy
 
 SMALLEST, LARGEST = 1e-3, 1e6  # noise multipliers that are tried
@@ -57,12 +60,42 @@ def noise_for(epsilon: float, n_releases: int, delta: float, share: float = 1.0)
     return high
 
 
+class SpentFile:
+    """What a run has spent, on disk before it is released: a run that is killed has not spent less than it says."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.most_at_once = 1  # releases that were counted together; what is asked for may bring as many
+
+    def read(self) -> int:
+        """Return what was written down; 0 where there is no file."""
+        if not self._path.is_file():
+            return 0
+        facts = checked_facts(self._path)
+        if facts is None:
+            raise ValueError(
+                f"{self._path.parent} cannot go on: {damage_line(self._path.name)}, and without it what was released "
+                "before would not be counted. Put it back from a copy, or start a new run."
+            )
+        self.most_at_once = int(facts["most_at_once"])
+        return int(facts["releases"])
+
+    def write(self, n_releases: int) -> None:
+        """Write down what is spent from now on."""
+        facts = {"releases": n_releases, "most_at_once": self.most_at_once}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, with_checksum(facts, json_text))
+
+
 class Ledger:
     """The releases of a run so far, and whether more are within the budget."""
 
-    def __init__(self, privacy: Privacy, n_releases: int = 0, share: float = 1.0) -> None:
+    def __init__(
+        self, privacy: Privacy, n_releases: int = 0, share: float = 1.0, spent_file: SpentFile | None = None
+    ) -> None:
         self.privacy, self.n_releases = privacy, n_releases
         self.share = share  # with which each client takes part, by itself and in secret; 1: no amplification
+        self._spent_file = spent_file
 
     @property
     def epsilon(self) -> float:
@@ -84,6 +117,14 @@ class Ledger:
                 f"{self.n_releases} releases, and {more} would make it {after:.3f}, above {privacy.epsilon:g}"
             )
         self.n_releases += n
+        if self._spent_file is not None:
+            self._spent_file.most_at_once = max(n, self._spent_file.most_at_once)
+            self._spent_file.write(self.n_releases)
+
+    def announce(self) -> None:
+        """Write down what the next message may bring, where only its replies say how much that is."""
+        if self._spent_file is not None:
+            self._spent_file.write(self.n_releases + self._spent_file.most_at_once)
 
 
 def sampling_share(privacy: Privacy, rule: str, participation: float, n_clients: int) -> float:

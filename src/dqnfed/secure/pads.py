@@ -116,11 +116,11 @@ class PadKey:
                     stream.update_into(zeros, space)
                 yield group, block, room[: group.stop - begin, :size]
 
-    def mask(self, message: Message, name: str, one: int, other: int) -> int:
-        """Return the word that two clients add to and subtract from their correction terms."""
+    def mask(self, message: Message, name: str, one: int, other: int, *, n_bytes: int = 8) -> int:
+        """Return the number, of a word or up to four, that two clients add to and take from their corrections."""
         low, high = sorted((one, other))
         parts = (b"mask", message.digest, name.encode(), f"{low}.{high}".encode())
-        return int.from_bytes(self._derived(parts)[:8], "little")
+        return int.from_bytes(self._derived(parts)[:n_bytes], "little")
 
     def _derived(self, parts: tuple[bytes, ...]) -> bytes:
         """Return the keyed hash of the parts, 32 bytes."""

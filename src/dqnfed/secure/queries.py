@@ -13,10 +13,11 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm, Cohort
 from dqnfed.core.tensors import named_tensors
 from dqnfed.secure.distributed import check_noise
+from dqnfed.secure.forms import Form, products_with
 from dqnfed.secure.pads import Message, PadKey
 from dqnfed.secure.release import Revealing, check_release
 from dqnfed.secure.replies import Like, SecureReplies, View
-from dqnfed.secure.ring import FloatArray, Whole, Words
+from dqnfed.secure.ring import FloatArray, Whole, Words, whole_weights
 from dqnfed.secure.rows import Pads, unit_row, unpadding
 
 SAME = 1e-6  # relative: weights of the client's own solve, and its own numbers in the server's claims
@@ -51,6 +52,7 @@ class Claims(NamedTuple):
     norms: Mapping[str, FloatArray]  # [K] by field
     grams: Mapping[str, FloatArray]  # [K, K] by field, where products were asked for
     products: tuple[FloatArray, ...]  # [K, R] of every question for products with other vectors, in order
+    forms: Mapping[str, FloatArray]  # [K, K] by field, products in a form of products with vectors
     released: tuple[Released, ...]
     server: Any  # the server's state before the step
     cohort: Cohort
@@ -116,6 +118,14 @@ class ClientCheck:
                 raise Refusal(f"client {self.own.client}'s '{field}' is {value:g}, not what is claimed.")
         if any((factors > 1.0 + SAME).any() or (factors < 0.0).any() for factors in claims.view.factors.values()):
             raise Refusal("replies may be shortened, but the question enlarges or reverses some.")
+        if place in claims.view.places:
+            seen, k = named_tensors(claims.view.updates), claims.view.places.index(place)
+            for field, value in self.own.scalars.items():
+                if not _is_shortened(float(seen[field][k]), value):
+                    raise Refusal(
+                        f"client {self.own.client}'s '{field}' is {value:g} and may be held below that, but the step "
+                        f"is made with {float(seen[field][k]):g}."
+                    )
 
     def _check_weights(self, query: Query, claims: Claims) -> None:
         """Compute the weights from the claims, and compare."""
@@ -126,7 +136,8 @@ class ClientCheck:
         except _Reached as reached:
             norms = claims.norms[query.field]
             mine, theirs = reached.weights * norms, query.weights.astype(np.float64) * query.scale
-            if reached.field != query.field or not np.abs(mine - theirs).max() <= SAME * np.abs(mine).max():
+            _, step = whole_weights(mine)  # to which weights of very many clients are rounded
+            if reached.field != query.field or not np.abs(mine - theirs).max() <= SAME * np.abs(mine).max() + step:
                 raise Refusal(
                     f"the weights of the question differ from those of the method's own step: client "
                     f"{self.own.client} computes {np.round(mine, 6).tolist()}, asked are {np.round(theirs, 6).tolist()}"
@@ -177,6 +188,17 @@ class _Replayed:
             raise Refusal(f"the claimed products of client {self._own.client}'s '{field}' are not its own.")
         return stated
 
+    def form(self, field: str, form: Form) -> FloatArray:
+        if field not in self._claims.forms:
+            raise Refusal(f"the method needs the products of '{field}' in a form, which are not in the question.")
+        stated, p = self._claims.forms[field], products_with(self._own.rows[field], form)
+        error = abs(float(stated[self._place, self._place]) - float(p @ form.middle @ p))
+        if not error <= SAME * float(np.abs(p) @ np.abs(form.middle) @ np.abs(p)):
+            raise Refusal(
+                f"in a form the claimed product of client {self._own.client}'s '{field}' with itself is wrong."
+            )
+        return stated
+
     def combine(self, field: str, weights: FloatArray) -> FloatArray:
         if not (weights * self._claims.norms[field]).any():
             return np.zeros(self._own.likes[field].shape.numel())
@@ -198,6 +220,11 @@ def own_products(row: FloatArray, vectors: Tensor) -> FloatArray:
 def same_weights(one: FloatArray, other: FloatArray) -> bool:
     """Return whether two sums have the same weights but for rounding."""
     return bool(np.abs(one - other).max() <= 1e-12 * np.abs(one).max())
+
+
+def _is_shortened(seen: float, own: float) -> bool:
+    """Return whether a number is the own one, or between that and 0."""
+    return _close(seen, own) or bool(0.0 <= seen * np.sign(own) <= abs(own))
 
 
 def _close(one: float, other: float) -> bool:

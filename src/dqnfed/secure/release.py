@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import combinations
-from math import comb
 
 import numpy as np
 
 from dqnfed.secure.ring import FloatArray
 
 FEWEST = 3  # clients: of two, each learns the other's row from the sum
-LEAST_EFFECTIVE = 1.2  # of one sum: about a tenth of its length is from other clients than the largest one
-LEAST_TOGETHER = 1.01  # of what can be computed from several sums of one message
-MOST_CHECKED = 20_000  # combinations of sums
+LEAST_EFFECTIVE = 1.2  # of one sum
+LEAST_OTHERS = 0.05  # length of the other clients' part in a sum of unit rows, over the part of any one client
+LEAST_OTHERS_TOGETHER = 0.01  # the same in what can be computed from several sums of one message
+MOST_PRODUCTS = 4  # of one row with vectors of the server's choice: as many numbers of it leave its client
 
 
 class Revealing(ValueError):
@@ -30,36 +30,26 @@ def effective_number(weights: FloatArray) -> float:
     return float(np.abs(weights).sum()) ** 2 / squares if squares > 0.0 else 0.0
 
 
-def least_effective_number(sums: FloatArray) -> float:
-    """Return the least effective number among the combinations of several sums, [q, K] their weights on unit rows.
+def least_part_of_others(sums: FloatArray) -> tuple[float, int]:
+    """Return how short the other clients' part can be over that of one client, and whose, in a mixture of the sums.
 
-    It is that of a combination in which q - 1 clients' weights vanish: in between, sum |w| is linear and the root of
-    sum w^2 convex. Where these are too many, pairs of sums are looked at.
+    [q, K] are their weights on unit rows. Among the mixtures in which client k has the weight 1 the least square of the
+    others' weights is 1 / h_k - 1, with h_k the leverage of k: the squared length of its axis within the sums' span.
     """
-    q, K = sums.shape
-    if q == 1:
-        return effective_number(sums[0])
-    if comb(K, q - 1) > MOST_CHECKED:
-        return min(least_effective_number(sums[list(pair)]) for pair in combinations(range(q), 2))
-    found = float(K)
-    for places in combinations(range(K), q - 1):
-        _, sizes, kept = np.linalg.svd(sums[:, places].T)
-        rank = int((sizes > 1e-12 * max(1.0, float(sizes.max(initial=0.0)))).sum())
-        for mixture in kept[rank:] @ sums:  # whose weights at the places vanish
-            if np.abs(mixture).max() > 1e-9 * np.abs(sums).max():
-                found = min(found, effective_number(mixture))
-    return found
+    _, sizes, axes = np.linalg.svd(sums / np.linalg.norm(sums, axis=1, keepdims=True), full_matrices=False)
+    leverages = np.square(axes[sizes > 1e-7]).sum(0)
+    place = int(leverages.argmax())
+    return math.sqrt(max(0.0, 1.0 / float(leverages[place]) - 1.0)), place
 
 
 def check_release(weights: FloatArray, before: Sequence[FloatArray]) -> None:
     """Refuse a sum of unit rows with these weights [K] after those that were released of the same message."""
-    number = effective_number(weights)
-    if number < LEAST_EFFECTIVE:
-        place = int(np.abs(weights).argmax())
+    number, (others, place) = effective_number(weights), least_part_of_others(weights[None])
+    if number < LEAST_EFFECTIVE or others < LEAST_OTHERS:
         raise Revealing(
             f"the sum is nearly the row of one client, the reply at place {place}: the effective number of clients is "
-            f"{number:.3f}, below {LEAST_EFFECTIVE:g}. Ask more clients a round, or take a method that spreads its "
-            "weights."
+            f"{number:.3f} (at least {LEAST_EFFECTIVE:g}), and the others' part is {others:.3f} of that client's (at "
+            f"least {LEAST_OTHERS:g}). Ask more clients a round, or take a method that spreads its weights."
         )
     if not before:
         return
@@ -71,11 +61,11 @@ def check_release(weights: FloatArray, before: Sequence[FloatArray]) -> None:
             f"{max(1, n_clients - 2)} may be released of one message. Ask more clients a round, or a method or setting "
             "that needs fewer sums (dqn-fed: metric = 'identity')."
         )
-    together = least_effective_number(sums)
-    if together < LEAST_TOGETHER:
+    others, place = least_part_of_others(sums)
+    if others < LEAST_OTHERS_TOGETHER:
         raise Revealing(
-            f"{len(sums)} sums of one message together give one client's row: an effective number of {together:.4f}, "
-            f"below {LEAST_TOGETHER:g}. The round cannot be used."
+            f"{len(sums)} sums of one message together give one client's row, the reply at place {place}: the others' "
+            f"part is {others:.4f} of it, below {LEAST_OTHERS_TOGETHER:g}. The round cannot be used."
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import Cohort
 from dqnfed.core.replies import Replies
 from dqnfed.core.tensors import from_named_tensors, gather, named_tensors
+from dqnfed.secure.forms import Form, form_of
 from dqnfed.secure.ring import FloatArray
 
 U = TypeVar("U", bound=tuple[Any, ...])
@@ -38,6 +39,9 @@ class Source(Protocol):
 
     def products(self, field: str, vectors: Tensor) -> FloatArray:
         """Return the rows' products with vectors that everybody may know [R, n], as [K, R]."""
+
+    def form(self, field: str, form: Form) -> FloatArray:
+        """Return the rows' products in a form of their products with such vectors, [K, K]."""
 
     def combine(self, field: str, weights: FloatArray) -> FloatArray:
         """Return the sum of the rows times the weights [K], as [n]."""
@@ -70,6 +74,8 @@ def row_fields(updates: tuple[Any, ...]) -> list[str]:
 class SecureReplies(Replies[U]):
     """Replies whose rows are behind a source; `updates` holds norms in their place."""
 
+    are_padded = True
+
     def __init__(self, source: Source, likes: Mapping[str, Like], view: View) -> None:
         super().__init__(view.updates)
         self._source, self._likes, self._view = source, likes, view
@@ -90,6 +96,13 @@ class SecureReplies(Replies[U]):
             known = self._source.products(field, vectors[told])[places] * factors[:, None]
             products[:, told.cpu().numpy()] = known
         return np.concatenate([found, products], axis=1)
+
+    def form(self, field: str, vectors: Tensor, middle: FloatArray) -> FloatArray:
+        places, factors = list(self._view.places), self._factors(field)
+        if not middle.any():
+            return np.zeros((len(places), len(places)))
+        found = self._source.form(field, form_of(vectors, middle))
+        return found[np.ix_(places, places)] * np.outer(factors, factors)
 
     def combine(self, field: str, weights: Tensor | FloatArray) -> Tensor:
         given = torch.as_tensor(weights).double().cpu().numpy()

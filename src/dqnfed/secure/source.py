@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort
 from dqnfed.secure.distributed import check_noise
+from dqnfed.secure.forms import Form, PaddedProducts, form_products
 from dqnfed.secure.pads import Message
 from dqnfed.secure.queries import Claims, Query, Released, same_weights
-from dqnfed.secure.release import check_release
+from dqnfed.secure.release import MOST_PRODUCTS, Revealing, check_release
 from dqnfed.secure.replies import View
 from dqnfed.secure.ring import FloatArray, Words, whole_weights
 from dqnfed.secure.rows import PaddedRow, cosines, unpadded_sum
@@ -23,6 +24,9 @@ class Link(Protocol):
 
     def products(self, message: Message, clients: Sequence[int], field: str, vectors: Tensor) -> FloatArray:
         """Return the clients' products of their own row with the vectors, [K, R]."""
+
+    def form(self, message: Message, clients: Sequence[int], field: str, form: Form) -> list[PaddedProducts]:
+        """Return the clients' padded products for a form, [K]; each client gives them once a message."""
 
     def unpad(self, query: Query, claims: Claims) -> Words:
         """Return the sum of the pads from a client that has not answered yet."""
@@ -47,6 +51,8 @@ class PaddedSource:
         self._norms = {field: np.array([row.norm for row in rows]) for field, rows in padded.items()}
         self._grams: dict[str, FloatArray] = {}
         self._products: list[FloatArray] = []
+        self._n_products = 0
+        self._forms: dict[str, FloatArray] = {}
         self._released: list[Released] = []
         self._step: tuple[Any, Cohort, View] | None = None
 
@@ -63,9 +69,21 @@ class PaddedSource:
         return self._grams[field]
 
     def products(self, field: str, vectors: Tensor) -> FloatArray:
+        self._n_products += len(vectors)
+        if self._n_products > MOST_PRODUCTS:
+            raise Revealing(
+                f"{self._n_products} products of one row with known vectors tell too much of it; a client gives "
+                f"{MOST_PRODUCTS} of each reply."
+            )
         found = self._link.products(self._message, self._clients, field, vectors)
         self._products.append(found)
         return found
+
+    def form(self, field: str, form: Form) -> FloatArray:
+        assert field not in self._forms, "clients give their products in a form once a message"
+        padded = self._link.form(self._message, self._clients, field, form)
+        self._forms[field] = form_products(padded, self._norms[field], self._places, form)
+        return self._forms[field]
 
     def combine(self, field: str, weights: FloatArray) -> FloatArray:
         rows, norms = self._padded[field], self._norms[field]
@@ -93,6 +111,7 @@ class PaddedSource:
             self._norms,
             self._grams,
             tuple(self._products),
+            self._forms,
             tuple(self._released),
             server,
             cohort,

@@ -15,19 +15,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-import numpy as np
-
 from dqnfed.secure.pads import Message, PadKey
 from dqnfed.secure.release import FEWEST, Revealing
 from dqnfed.secure.ring import RingOverflow, Words
+from dqnfed.secure.wholes import signed_whole, whole_pads, wholes_of, words_of
 
 FEWEST_SQUARED = 5  # clients whose numbers and squares are summed
 SCORE_PLACES = 7  # binary places of a score in percent
 PLACES = 48  # binary places of a number; its square has twice as many
 LARGEST = 2.0**60  # of a number: the squares of 2^30 clients sum up to less than 2^247
-LIMBS = 4  # words that a number takes
-BYTES = 8 * LIMBS
-MODULUS = 1 << (8 * BYTES)
 FIELD = "numbers"  # what the pads are for
 
 
@@ -72,8 +68,8 @@ def padded_numbers(key: PadKey, message: Message, client: int, numbers: Sequence
             )
         whole = round(value * 2.0**PLACES)
         wholes += [whole, whole * whole] if squared else [whole]
-    pads = _pads(key, message, client, len(wholes))
-    return _words([whole + pad for whole, pad in zip(wholes, pads, strict=True)])
+    pads = whole_pads(key, message, FIELD, client, len(wholes))
+    return words_of([whole + pad for whole, pad in zip(wholes, pads, strict=True)])
 
 
 def unpadding_numbers(
@@ -81,8 +77,8 @@ def unpadding_numbers(
 ) -> Words:
     """Return the sum of the pads of those who replied, which one of them gives to the server."""
     _check_clients(clients, client, message.asked, fewest(squared))
-    each = [_pads(key, message, other, n_wholes(squared)) for other in clients]
-    return _words([sum(pads) for pads in zip(*each, strict=True)])
+    each = [whole_pads(key, message, FIELD, other, n_wholes(squared)) for other in clients]
+    return words_of([sum(pads) for pads in zip(*each, strict=True)])
 
 
 def _check_clients(clients: Sequence[int], client: int, asked: Sequence[int], least: int) -> None:
@@ -94,8 +90,8 @@ def _check_clients(clients: Sequence[int], client: int, asked: Sequence[int], le
 
 def moments(padded: Sequence[Words], pads: Words, squared: Sequence[bool], counts: Sequence[int]) -> list[Moments]:
     """Return mean and standard deviation of every number; `counts` says how many clients have it, others sent 0."""
-    totals = [sum(column) for column in zip(*map(_wholes, padded), strict=True)]
-    sums = iter([_signed(total - pad) for total, pad in zip(totals, _wholes(pads), strict=True)])
+    totals = [sum(column) for column in zip(*map(wholes_of, padded), strict=True)]
+    sums = iter([signed_whole(total - pad) for total, pad in zip(totals, wholes_of(pads), strict=True)])
     found = []
     for is_squared, n in zip(squared, counts, strict=True):
         total = next(sums)
@@ -110,22 +106,3 @@ def _deviation(total: int, squares: int | None, n: int) -> float:
     if (spread := n * squares - total * total) < 0:
         raise ValueError("the sums of numbers and of their squares contradict each other: a client's are wrong.")
     return math.sqrt(Fraction(spread, (n << PLACES) ** 2))
-
-
-def _pads(key: PadKey, message: Message, client: int, n: int) -> list[int]:
-    return _wholes(key.pad(message, FIELD, client, LIMBS * n).reshape(n, LIMBS))
-
-
-def _wholes(words: Words) -> list[int]:
-    each = words.astype("<u8").tobytes()
-    return [int.from_bytes(each[first : first + BYTES], "little") for first in range(0, len(each), BYTES)]
-
-
-def _words(wholes: Sequence[int]) -> Words:
-    each = b"".join((whole % MODULUS).to_bytes(BYTES, "little") for whole in wholes)
-    return np.frombuffer(each, dtype="<u8").astype(np.uint64).reshape(len(wholes), LIMBS)
-
-
-def _signed(whole: int) -> int:
-    whole %= MODULUS
-    return whole - MODULUS if whole >= MODULUS // 2 else whole

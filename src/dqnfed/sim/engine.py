@@ -37,6 +37,7 @@ from dqnfed.sim.guard import watch_end
 from dqnfed.sim.journal import DeferredLog, Journal
 from dqnfed.sim.measure import model_columns, start_record
 from dqnfed.sim.observers import Observer, report_failure
+from dqnfed.sim.private import go_on_counting
 from dqnfed.sim.rounds import run_round
 from dqnfed.sim.sample import sample_line
 from dqnfed.sim.sampling import Sampling
@@ -167,6 +168,8 @@ def _run_loop(
         journal.add(*start_record(setup, state))
         if setup.policy.on_worse == "best":
             watch_end(setup, state, global_model(setup, state))
+    if folder is not None:
+        go_on_counting(folder.path, setup, state, resume=resume)
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
     last_saved = last_trimmed = time.monotonic()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from dqnfed.secure.accounting import BudgetSpent, Ledger, check_accountant, sampling_share
+from dqnfed.secure.accounting import BudgetSpent, Ledger, SpentFile, check_accountant, sampling_share
 from dqnfed.secure.records import check_memory, check_reads_gradients
 
 if TYPE_CHECKING:
     from dqnfed.sim.state import Record, Setup, State
 
+logger = logging.getLogger("dqnfed")
+SPENT_FILE = "privacy.json"  # of a run's folder
 WITH_PADS = (
     "`privacy.noise` = 'central' is for a server that is trusted with the exact sums, and with `privacy.secure` it is "
     "not; use 'distributed' or 'local' noise."
@@ -26,7 +30,7 @@ def ledger_of(setup: Setup, state: State) -> Ledger | None:
     """Return the account of a run so far; None without noise."""
     if setup.privacy is None:
         return None
-    return Ledger(setup.privacy, int(state.totals["releases"]), share_of(setup))
+    return Ledger(setup.privacy, int(state.totals["releases"]), share_of(setup), state.spent_file)
 
 
 def share_of(setup: Setup) -> float:
@@ -34,6 +38,18 @@ def share_of(setup: Setup) -> float:
     if setup.privacy is None:
         return 1.0
     return sampling_share(setup.privacy, setup.sampling.rule, setup.participation, setup.federation.n_clients)
+
+
+def go_on_counting(folder: Path, setup: Setup, state: State, *, resume: bool) -> None:
+    """Count in a file of the run's folder, which goes on with what a killed run has spent since its checkpoint."""
+    if setup.privacy is None:
+        return
+    state.spent_file = SpentFile(folder / SPENT_FILE)
+    spent, known = state.spent_file.read() if resume else 0, int(state.totals["releases"])
+    if spent > known:
+        logger.warning("%d releases of rounds that were lost with a killed process are counted too", spent - known)
+        state.totals["releases"] = spent
+    state.spent_file.write(int(state.totals["releases"]))
 
 
 def check_privacy(setup: Setup) -> None:

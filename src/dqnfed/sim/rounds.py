@@ -109,6 +109,8 @@ def train_cohort(
         by_message = ledger is not None and ledger.privacy.unit == "client"
         if ledger is not None and by_message and (spent := overspent(ledger)) is not None:
             return _back_at(state, at_start, spent)
+        if ledger is not None and not by_message:
+            ledger.announce()
         answers = setup.clients.train(setup, state, asked, sent, phase)
         if ledger is not None and not by_message and (spent := overspent(ledger, answers.releases)) is not None:
             return _back_at(state, at_start, spent)  # what clients computed stays with them

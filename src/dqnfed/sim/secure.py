@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.tensors import gather, named_tensors, tensors
 from dqnfed.secure.distributed import with_shares
+from dqnfed.secure.forms import Form, PaddedProducts, form_pads, padded_products
 from dqnfed.secure.noise import Privacy
 from dqnfed.secure.pads import Message, PadKey, evaluation_of, fresh_nonce, message_of
 from dqnfed.secure.queries import Claims, ClientCheck, OwnReply, Query, Refusal, own_products
@@ -158,6 +160,17 @@ class _InProcess:
         found = np.stack([own_products(reply.rows[name], vectors) for reply in self._own])
         self._traffic.up += WORD * found.size
         self._traffic.down += vectors.element_size() * vectors.numel() * len(self._own)
+        return found
+
+    def form(self, message: Message, clients: Sequence[int], name: str, form: Form) -> list[PaddedProducts]:
+        known = self._key, message, name
+        pads = cache(form_pads(*known, len(form.vectors)))  # computed once for all clients of this process
+        found = [
+            padded_products(*known, reply.rows[name], reply.norm(name), reply.client, form, pads=pads)
+            for reply in self._own
+        ]
+        self._traffic.up += sum(each.words.nbytes + each.corrections.nbytes + WORD for each in found)
+        self._traffic.down += sum(t.nbytes for t in (form.vectors, form.middle)) * len(self._own)
         return found
 
     def unpad(self, query: Query, claims: Claims) -> Words:

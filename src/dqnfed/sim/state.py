@@ -18,6 +18,7 @@ from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
 from dqnfed.core.runners import CohortRunner, IndexedRunner, PerClientRunner
 from dqnfed.core.screening import Policy
+from dqnfed.secure.accounting import SpentFile
 from dqnfed.secure.noise import Privacy
 from dqnfed.sim.choice import LAST, SELECTS, Choice
 from dqnfed.sim.clients import Clients, LocalClients, SummingClients
@@ -156,6 +157,7 @@ class State:
         default_factory=lambda: {"bytes_up": 0, "bytes_down": 0, "passes": 0.0, "seconds": 0.0}
     )
     is_diverging: bool = False  # at the last evaluation; not saved, so that a resumed run says it again
+    spent_file: SpentFile | None = None  # where releases are written down before they are made
     rho_sum: float = 0.0
     rho_n: int = 0
     n_dropped: int = 0

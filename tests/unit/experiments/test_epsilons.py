@@ -41,6 +41,19 @@ def test_an_experiment_without_a_clip_is_refused() -> None:
         with_noise("heart", ["privacy.epsilon=2.0"])
 
 
+def test_settings_for_one_budget_stand_between_those_for_all_and_the_users(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    head = 'name = "own"\n[data]\nname = "heart"\n[epsilon]\nset = ["privacy.clip=1.0", "train.lr=0.5"]\n'
+    file.write_text(f'{head}[epsilon.at]\n3 = ["train.lr=0.25"]\ninf = ["train.lr=2.0"]\n')
+    source = str(file)
+    rates = {e: with_noise(source, [], e).train.lr for e in (None, 1.0, 3.0, math.inf)}
+    assert rates == {None: 0.5, 1.0: 0.5, 3.0: 0.25, math.inf: 2.0}
+    assert with_noise(source, ["train.lr=7.0"], 3.0).train.lr == 7.0
+    file.write_text(f'{head}[epsilon.at]\nmuch = ["train.lr=0.25"]\n')
+    with pytest.raises(ConfigError, match="budgets read"):
+        with_noise(source, [], 3.0)
+
+
 def test_one_command_makes_runs_tables_and_figure(tmp_path: Path) -> None:
     out = tmp_path / "out"
     settings = [

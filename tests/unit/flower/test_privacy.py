@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from torch import Tensor
 
 from dqnfed import FedAvg, run
 from dqnfed.flower import Privacy, run_in_process
-from dqnfed.flower.privacy import noised
+from dqnfed.flower.privacy import count_releases, noised
+from dqnfed.secure.accounting import BudgetSpent, epsilon_spent
 from tests.helpers.bowls import network_bowl
 from tests.helpers.turns import relative_distance
 
@@ -72,6 +75,32 @@ def test_clipping_alone_is_the_clipped_methods_run() -> None:
     case = network_bowl()
     wide = run_in_process(FedAvg(), *case[:2], rounds=2, privacy=Privacy(clip=1e6))
     assert relative_distance(wide.theta, run(FedAvg(), *case[:2], rounds=2).theta) <= 1e-10
+
+
+def node(**config: str) -> Context:
+    """A node as it is after a start."""
+    return Context(run_id=1, node_id=1, node_config={"partition-id": 3, **config}, state=RecordDict(), run_config={})
+
+
+def test_a_client_does_not_forget_a_run_for_another_one() -> None:
+    privacy = Privacy(clip=1.0, noise_multiplier=2.0, epsilon=epsilon_spent(2.0, 5, 1e-5) * 1.001)
+    context = node()
+    count_releases(context, "first", privacy, 3)
+    count_releases(context, "second", privacy, 4)
+    with pytest.raises(BudgetSpent, match="after 3 releases, and 3 more"):
+        count_releases(context, "first", privacy, 3)
+    count_releases(context, "first", privacy, 2)
+
+
+def test_a_client_with_a_folder_goes_on_counting_when_its_node_is_restarted(tmp_path: Path) -> None:
+    privacy = Privacy(clip=1.0, noise_multiplier=2.0, epsilon=epsilon_spent(2.0, 5, 1e-5) * 1.001)
+    folder = {"memory-dir": str(tmp_path)}
+    count_releases(node(**folder), "run", privacy, 3)
+    count_releases(node(**folder), "run", privacy, 2)
+    with pytest.raises(BudgetSpent):
+        count_releases(node(**folder), "run", privacy, 1)
+    with pytest.raises(ValueError, match="the name of a run is that of a folder"):
+        count_releases(node(**folder), "../run", privacy, 1)
 
 
 @pytest.mark.parametrize("settings", [{"clip": 0.0}, {"clip": 1.0, "noise_multiplier": -1.0}])

@@ -25,7 +25,9 @@ from dqnfed.experiments.config import read_config
 from dqnfed.experiments.experiment import build_problem
 from dqnfed.flower import Client, InProcessGrid
 from dqnfed.flower.app import client_app, client_number
+from dqnfed.flower.secure_records import read_form
 from dqnfed.flower.strategy import Strategy
+from dqnfed.secure.forms import Form, form_products, padded_products
 from dqnfed.secure.keys import Identity, fresh_identities, new_private_key
 from dqnfed.secure.pads import Message as PaddedMessage
 from dqnfed.secure.pads import PadKey, evaluation_of, fresh_nonce
@@ -169,11 +171,11 @@ def test_a_client_that_is_silent_in_a_round_is_not_in_its_sum(case: Case) -> Non
 
 
 def test_a_client_that_is_lost_within_a_step_costs_the_round(case: Case) -> None:
-    """It has replied, and does not answer the question for products with the last step."""
+    """It has replied, and does not answer the question for products in the metric."""
 
     def lost(message: Message, context: Context) -> Message:
         about: Any = message.content["about"]
-        if about.get("question") == "products" and client_number(context) == 3 and about["round"] == 1:
+        if about.get("question") == "form" and client_number(context) == 3 and about["round"] == 1:
             raise TimeoutError
         return inner(message, context)
 
@@ -224,6 +226,41 @@ def test_a_client_replies_once_to_a_message(case: Case) -> None:
     assert "would use its pads again" in str(reply.error.reason)
 
 
+def test_a_restarted_node_with_a_folder_replies_once_to_a_message_too(case: Case, tmp_path: Path) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6))
+    for context in grid.contexts.values():
+        context.node_config["memory-dir"] = str(tmp_path)
+    deployed(FedAvg(), case, grid, rounds=1)
+    again = [m for m in grid.sent if m.metadata.message_type == "train"][:1]
+    grid.contexts[again[0].metadata.dst_node_id].state.clear()
+    [reply] = grid.send_and_receive(again)
+    assert "would use its pads again" in str(reply.error.reason)
+
+
+def test_a_client_unpads_one_sum_of_a_message(case: Case) -> None:
+    grid = grid_of(FedAvg(), case, fresh_identities(6))
+    deployed(FedAvg(), case, grid, rounds=1)
+    asked = [m for m in grid.sent if m.content["about"].get("question") == "unpad"]
+    [again] = grid.send_and_receive(asked)
+    assert "has unpadded a sum of this message already" in str(again.error.reason)
+
+
+def test_a_client_gives_products_in_a_form_once_and_few_of_its_row(case: Case) -> None:
+    """A server that asks again, with other vectors or for the entries of a row."""
+    grid = grid_of(DQNFed(), case, fresh_identities(6))
+    deployed(DQNFed(), case, grid, rounds=2)
+    asked = [m for m in grid.sent if m.content["about"].get("question") == "form"][-1:]
+    arrays: Any = asked[0].content["secure"]
+    arrays["vectors"] = Array(2.0 * arrays["vectors"].numpy())
+    [again] = grid.send_and_receive(asked)
+    assert "does so once" in str(again.error.reason)
+    about: Any = asked[0].content["about"]
+    asked[0].content["about"] = ConfigRecord({**about, "question": "products"})
+    asked[0].content["secure"] = ArrayRecord({"vectors": Array(np.eye(case.problem.n_parameters))})
+    [row] = grid.send_and_receive(asked)
+    assert "gives 4 products of a row at most, but is asked for 24" in str(row.error.reason)
+
+
 def test_a_node_that_forgot_its_reply_does_not_unpad_and_another_one_does(case: Case) -> None:
     grid = grid_of(FedAvg(), case, fresh_identities(6))
     inner, asked = grid._app, []
@@ -260,7 +297,7 @@ def test_another_key_than_the_rosters_is_refused(case: Case) -> None:
 
 
 def test_no_message_to_the_server_holds_a_row_and_its_words_are_random(case: Case) -> None:
-    """The server's whole view of training: scalars, norms, products with public vectors, and uniform words."""
+    """The server's whole view of training: scalars, norms and uniform words."""
     grid = grid_of(DQNFed(), case, fresh_identities(6))
     deployed(DQNFed(), case, grid, rounds=12)
     n, words = case.problem.n_parameters, []
@@ -272,7 +309,7 @@ def test_no_message_to_the_server_holds_a_row_and_its_words_are_random(case: Cas
                 values = array.numpy()
                 if values.dtype == np.uint64:
                     # a client's own correction is 0 by definition, and says nothing
-                    words.append(values[values != 0] if key.endswith("corrections") else values)
+                    words.append(values[values != 0] if key.endswith("corrections") else values.ravel())
                 else:
                     assert values.size == 1, f"{name}/{key} has {values.size} numbers in the open"
     everything = np.concatenate(words)
@@ -405,6 +442,36 @@ def digits_view() -> tuple[Watched, Any]:
     return grid, case
 
 
+def last_form(grid: Watched) -> Form:
+    """Return the last question for products in the metric."""
+    asked = [m for m in grid.sent if m.content["about"].get("question") == "form"]
+    return read_form(asked[-1].content)
+
+
+def assert_metric_follows_from_products(G: np.ndarray[Any, Any], form: Form) -> None:
+    """Rows turned within the span of the metric's vectors have the same products in the metric and random words, but
+    other products with every vector.
+    """
+    everything, powers = form.vectors.double().numpy(), np.ldexp(1.0, [-e for e in form.exponents])
+    used = np.square(everything).sum(1) > 0.0
+    vectors, middle = everything[used], (form.middle * np.outer(powers, powers))[np.ix_(used, used)]
+    axes, triangle = np.linalg.qr(vectors.T)
+    _, own = np.linalg.eigh(triangle @ middle @ triangle.T)
+    axis = axes @ own[:, :1]  # of the metric, as a reflection along it is
+    turned = G - 2.0 * (G @ axis) @ axis.T
+    assert (np.abs((turned - G) @ vectors.T).max(axis=0) > 1e-3 * np.abs(G @ vectors.T).max(axis=0)).all()
+    key, message, norms = PadKey.fresh(), PaddedMessage(fresh_nonce() * 2, tuple(range(20))), np.linalg.norm(G, axis=1)
+    views = [
+        [padded_products(key, message, "gradient", row, norms[k], k, form) for k, row in enumerate(each)]
+        for each in (G, turned)
+    ]
+    products = [form_products(view, norms, range(20), form) for view in views]
+    np.testing.assert_allclose(products[0], products[1], atol=1e-9 * np.abs(products[0]).max())
+    for view in views:
+        words = np.concatenate([np.append(each.words, each.corrections[each.corrections != 0]) for each in view])
+        assert stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue > 1e-4
+
+
 def test_the_servers_view_of_digits_follows_from_gramian_scalars_and_step() -> None:
     """Twenty clients, every kind of message, evaluation included: with other gradients of the same products, and other
     losses and scores of the same sums, the server has the same numbers and random words.
@@ -422,13 +489,14 @@ def test_the_servers_view_of_digits_follows_from_gramian_scalars_and_step() -> N
                 seen.add(f"{name}: {sorted(kept)}")
     sizes = sorted(["n-train", "n-test", "n-validation"])
     padded = {"padded/words", "padded/corrections", "padded/norm", "padded/numbers"}
-    pads = {"pads/words", "pads/numbers"}
-    assert seen == {"update/number", *padded, *pads, "products: ['values']", f"evaluation: {sizes}"}
+    pads, form = {"pads/words", "pads/numbers"}, {"form/words", "form/corrections", "form/square"}
+    assert seen == {"update/number", *padded, *pads, *form, f"evaluation: {sizes}"}
 
     states = [context.state["dqnfed-secure-rows"] for context in grid.contexts.values()]
     G = np.stack([record["gradient"].numpy() for record in states if isinstance(record, ArrayRecord)])
     v = np.random.default_rng(0).standard_normal((G.shape[1], 1))
     turned = G - 2.0 * (G @ v) @ v.T / np.square(v).sum()  # a reflection keeps all products
+    assert_metric_follows_from_products(G, last_form(grid))
     pad_key, message = PadKey.fresh(), PaddedMessage(fresh_nonce() * 2, tuple(range(20)))
     views = [
         [padded_row(pad_key, message, "gradient", row, k, with_products=True) for k, row in enumerate(each)]

@@ -104,6 +104,16 @@ def test_the_sum_has_the_noise_that_is_counted_without_any_one_client(deployed: 
     assert float(noise.std()) == pytest.approx(wanted, rel=4 / math.sqrt(2 * len(noise)))
 
 
+@pytest.mark.parametrize("K", [3, 20])
+def test_the_noise_of_all_but_one_has_the_deviation_that_is_counted(K: int) -> None:
+    """N = 40,000 numbers of K - 1 clients' shares of one `clip`: their spread is right to 4 / sqrt(2 N)."""
+    z, clip, n = 3.0, 0.5, 40_000
+    privacy = Privacy(clip=clip, noise_multiplier=z, noise="distributed")
+    shares = [noised_unit(np.zeros(n), privacy, K) for _ in range(K - 1)]
+    total = np.sum([unit * norm for unit, norm in shares], axis=0)
+    assert float(total.std()) == pytest.approx(z * clip, rel=4 / math.sqrt(2 * n))
+
+
 def in_process(case: Case, privacy: Privacy, *, deployed: bool) -> torch.Tensor:
     how = run_in_process if deployed else run
     given = (EQUAL, case.problem, case.federation)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from dqnfed import Federation
+from dqnfed import Federation, Policy
 from dqnfed.algorithms.dqn_fed import DQNFed
 from dqnfed.algorithms.fedavg import FedAvg
 from dqnfed.algorithms.mgda import MGDA
-from dqnfed.core.algorithm import AnyAlgorithm
-from dqnfed.secure.queries import Claims, Query, Refusal
-from dqnfed.secure.ring import Words
-from tests.helpers.bowls import BOWLS, Case
+from dqnfed.algorithms.qffl import QFFL
+from dqnfed.core.algorithm import AnyAlgorithm, Cohort
+from dqnfed.core.problem import Problem
+from dqnfed.secure.pads import Message, PadKey
+from dqnfed.secure.queries import Claims, ClientCheck, OwnReply, Query, Refusal
+from dqnfed.secure.replies import Like, View
+from dqnfed.secure.ring import FloatArray, Words, whole_weights
+from tests.helpers.bowls import BOWLS, Case, linear_model
 from tests.helpers.secure import Wire, secure_run
 
+LIKE = Like(torch.Size([2]), torch.float64, torch.device("cpu"))
 METHODS: list[AnyAlgorithm] = [FedAvg(), MGDA(), DQNFed()]
 
 
@@ -74,6 +81,46 @@ def test_a_question_that_is_not_the_methods_own_is_refused(
         secure_run(algorithm, case, Wire(change))
 
 
+def test_a_step_with_another_number_than_the_client_sent_is_refused(case: Case) -> None:
+    """What the server says that it got is right, but what it computes with is not; lower numbers are its right."""
+
+    def larger_losses(query: Query, claims: Claims) -> tuple[Query, Claims]:
+        seen = claims.view.updates
+        return query, claims._replace(view=replace(claims.view, updates=seen._replace(loss=2.0 * seen.loss)))
+
+    with pytest.raises(Refusal, match="may be held below that"):
+        secure_run(QFFL(), case, Wire(larger_losses))
+    bounded = secure_run(QFFL(), case, Wire(), policy=Policy(scalar_bounds=1.0), rounds=4)
+    assert any("held" in record for record in bounded.history), "numbers that a policy holds are no lie"
+
+
+def test_unequal_weights_of_very_many_clients_are_rounded_more_and_not_refused() -> None:
+    """Of 6,000 clients a weight has 18 binary places, and is right to 2e-6 only."""
+    K = 6000
+    weights = 1.0 + np.random.default_rng(0).random(K)
+    query, claims = questioned(weights)
+    key = PadKey.fresh()
+    own = OwnReply(0, query.message, {"delta": np.ones(2) / np.sqrt(2.0)}, {}, {"delta": LIKE})
+    assert len(ClientCheck(FedAvg(weighting="examples"), own).unpad(key, query, claims)) == 2
+    off = query.weights.copy()
+    off[7] += 2
+    with pytest.raises(Refusal, match="differ from those"):
+        ClientCheck(FedAvg(weighting="examples"), own).unpad(key, query._replace(weights=off), claims)
+
+
+def questioned(weights: FloatArray) -> tuple[Query, Claims]:
+    """The question for FedAvg's sum over clients with unit rows and so many examples."""
+    K = len(weights)
+    sizes = torch.from_numpy(np.rint(1e6 * weights)).long()
+    whole, scale = whole_weights(sizes.double().numpy() / float(sizes.sum()))
+    message = Message(b"1" * 32, tuple(range(K)))
+    updates = FedAvg.info.replies[0](torch.ones(K, 1, dtype=torch.float64))
+    server = FedAvg().init_server(Problem.from_module(linear_model(1, 1)), K)
+    cohort, view = Cohort(torch.arange(K), sizes, K, 0), View(updates, tuple(range(K)), {})
+    claims = Claims(updates, {"delta": np.ones(K)}, {}, (), {}, (), server, cohort, view)
+    return Query(message, "delta", tuple(range(K)), whole, scale), claims
+
+
 def test_a_made_up_gramian_is_refused_by_the_client_whose_row_it_is(case: Case) -> None:
     def false_gram(query: Query, claims: Claims) -> tuple[Query, Claims]:
         return query, claims._replace(grams={field: 2.0 * gram for field, gram in claims.grams.items()})
@@ -103,7 +150,7 @@ def test_a_client_answers_once_a_message(case: Case) -> None:
             tapped = super().__call__(message, link)
 
             class Again:
-                products = tapped.products
+                products, form = tapped.products, tapped.form
 
                 def unpad(self, query: Query, claims: Claims) -> Words:
                     for _ in range(len(query.clients) + 1):

@@ -13,7 +13,7 @@ from scipy import stats
 
 from dqnfed.core.algorithm import Theta
 from dqnfed.secure.pads import AT_ONCE, PADS_AT_ONCE, Message, PadKey, fresh_nonce, message_of
-from dqnfed.secure.ring import RingOverflow, whole_weights
+from dqnfed.secure.ring import RingOverflow, product, whole_weights
 from dqnfed.secure.rows import PaddedRow, cosines, padded_row, products_with_pads, unpadded_sum, unpadding
 from tests.helpers.rows import gaussian_rows
 
@@ -54,6 +54,20 @@ def test_the_released_sum_is_the_weighted_sum(seed: int) -> None:
     pads = unpadding(KEY, message(asked), "g", whole, asked, 400)
     found = unpadded_sum(replied(G, asked), whole, pads) * scale
     assert np.linalg.norm(found - weights @ G) <= 1e-7 * np.linalg.norm(weights @ G)
+
+
+def test_corrections_are_masked_with_what_only_two_clients_know() -> None:
+    """Their sum is what products need; one alone is a product with a pad plus a word that the server cannot compute."""
+    G, asked = rows(4, 50), (0, 2, 3, 5)
+    sent = message(asked)
+    for k, row in enumerate(replied(G, asked)):
+        own, x = KEY.pad(sent, "g", asked[k], 50), row.words - KEY.pad(sent, "g", asked[k], 50)
+        for j, other in enumerate(asked):
+            if j == k:
+                continue
+            pad, mask = KEY.pad(sent, "g", other, 50), KEY.mask(sent, "g", asked[k], other)
+            known = product(x + own if k < j else x, pad)
+            assert (int(row.corrections[j]) - known) % 2**64 == (mask if k < j else -mask % 2**64) != 0
 
 
 def test_who_is_silent_needs_no_recovery() -> None:

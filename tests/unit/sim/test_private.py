@@ -97,6 +97,52 @@ def test_a_resumed_run_goes_on_counting(case: Case, tmp_path: Path) -> None:
         noisy(FedAvg(), case, Privacy(clip=1.0, noise_multiplier=9.0), rounds=5, out=tmp_path / "run", resume=True)
 
 
+class KilledError(Exception):
+    """The process is gone."""
+
+
+class Kills:
+    """Ends the process when a round is over, before its checkpoint."""
+
+    def start(self, *_: object) -> None: ...
+    def end(self, *_: object) -> None: ...
+    def fail(self, *_: object) -> None: ...
+
+    def round(self, record: dict[str, object], *_: object) -> None:
+        if record["round"] == 3:
+            raise KilledError
+
+
+@pytest.mark.parametrize("noise", ["local", "central"])
+def test_rounds_that_were_lost_with_a_killed_process_are_counted(noise: str, case: Case, tmp_path: Path) -> None:
+    """Two rounds with a checkpoint, two that are lost and run again with other noise, one more: seven releases."""
+    privacy, folder = Privacy(clip=1.0, noise_multiplier=2.0, noise=noise), tmp_path / "run"
+    noisy(FedAvg(), case, privacy, rounds=2, out=folder)
+    with pytest.raises(KilledError):
+        noisy(FedAvg(), case, privacy, 5, out=folder, resume=True, checkpoint_seconds=1e9, observers=[Kills()])
+    found = noisy(FedAvg(), case, privacy, rounds=5, out=folder, resume=True)
+    assert found.summary["privacy"]["releases"] == 7
+    assert found.history[-1]["epsilon"] == pytest.approx(epsilon_spent(2.0, 7, 1e-5))
+
+
+def test_a_killed_run_without_a_checkpoint_has_spent_too(case: Case, tmp_path: Path) -> None:
+    """The epsilon of an example is of two releases a round for q-FFL, four rounds of which were made."""
+    budget = epsilon_spent(2.0, 11, 1e-5) * 1.001
+    privacy = Privacy(clip=1.0, noise_multiplier=2.0, unit="record", epsilon=budget)
+    with pytest.raises(KilledError):
+        noisy(QFFL(), case, privacy, 9, out=tmp_path / "run", checkpoint_seconds=1e9, observers=[Kills()])
+    found = noisy(QFFL(), case, privacy, 9, out=tmp_path / "run", resume=True)
+    assert [record["status"] for record in found.history[1:]] == ["next", "stop"], "8 and 2, and 2 more are above 11"
+
+
+def test_a_damaged_count_of_releases_ends_the_run(case: Case, tmp_path: Path) -> None:
+    privacy, file = Privacy(clip=1.0, noise_multiplier=2.0), tmp_path / "run" / "privacy.json"
+    noisy(FedAvg(), case, privacy, rounds=2, out=tmp_path / "run")
+    file.write_text(file.read_text().replace('"releases": 2', '"releases": 1'))
+    with pytest.raises(ValueError, match=r"damaged: privacy\.json"):
+        noisy(FedAvg(), case, privacy, rounds=4, out=tmp_path / "run", resume=True)
+
+
 def test_central_noise_has_the_spread_of_one_clients_largest_part(case: Case) -> None:
     """FedAvg's step with equal weights is the mean of clipped updates plus noise of spread z clip / K."""
     z, clip, method = 500.0, 1e-3, FedAvg(weighting="uniform")
@@ -105,6 +151,14 @@ def test_central_noise_has_the_spread_of_one_clients_largest_part(case: Case) ->
     noise = torch.stack([each.theta - plain.theta for each in draws]).flatten()
     n = len(noise)
     assert float(noise.std()) == pytest.approx(z * clip / case.federation.n_clients, rel=4 / math.sqrt(2 * n))
+
+
+def test_central_noise_of_unequal_weights_hides_the_largest() -> None:
+    """N = 40,000 numbers."""
+    update = FedAvg.info.replies[0](torch.zeros(3, 40_000, dtype=torch.float64))
+    sums = NoisySums(update, Privacy(clip=0.5, noise_multiplier=2.0, noise="central"), lambda: None)
+    noise = sums.combine("delta", torch.tensor([0.1, -0.7, 0.2]))
+    assert float(noise.std()) == pytest.approx(2.0 * 0.5 * 0.7, rel=4 / math.sqrt(80_000))
 
 
 @pytest.mark.parametrize("algorithm", [MGDA(), DQNFed(), QFFL()], ids=lambda a: type(a).__name__)

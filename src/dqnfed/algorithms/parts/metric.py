@@ -87,6 +87,14 @@ class Metric:
         pairs = torch.cat([state.pairs.s, state.pairs.y])
         return qn.metric_gramian(GG, on_pairs, qn.compact_inverse(gramian(pairs).numpy(), int(state.pairs.n_pairs)))
 
+    def gram_of_padded(self, state: MetricState, GG: FloatArray, replies: Replies[Any]) -> FloatArray:
+        """Return the same of replies whose products with the pairs, most of what is to know of a row, stay hidden."""
+        if not self.memory:
+            return GG
+        pairs = torch.cat([state.pairs.s, state.pairs.y])
+        inverse = qn.compact_inverse(gramian(pairs).numpy(), int(state.pairs.n_pairs))
+        return inverse.scale * GG + replies.form("gradient", pairs, inverse.middle)
+
     def apply(self, state: MetricState, v: Tensor) -> Tensor:
         """Return W^-1 v."""
         return qn.lbfgs_inverse_product(state.pairs, v) if self.memory else v
@@ -114,6 +122,8 @@ def gathered_rows(
     wanted_rates: WantedRates,
 ) -> Rows:
     """Return the rows that the step is made for; what the replies ask for is `wanted_rates` of them."""
+    if replies.are_padded:
+        return _of_padded(parts, server, replies, losses, wanted_rates)
     cache, pairs, K = server.cache, server.metric.pairs, len(replies)
     n_beside, last = K + len(cache.rows), server.theta_before - server.theta
     products = replies.gram("gradient", (cache.rows, last[None], pairs.s, pairs.y))
@@ -140,6 +150,18 @@ def gathered_rows(
         on_cache,
         along[:, 0],
     )
+
+
+def _of_padded(
+    parts: Parts, server: DescentServer, replies: Replies[Any], losses: FloatArray, wanted_rates: WantedRates
+) -> Rows:
+    """Return the rows from replies of which single products are asked for by votes alone; none are cached."""
+    K, last = len(replies), (server.theta_before - server.theta)[None]
+    products = replies.gram("gradient", last if parts.length.rule == "votes" else None)
+    GG, along = products[:, :K], products[:, K:].sum(1)
+    rates = wanted_rates(replies, np.diagonal(GG), np.zeros(0), losses - float(server.votes.floor))
+    gram, nobody = parts.metric.gram_of_padded(server.metric, GG, replies), np.zeros(0, dtype=np.int64)
+    return Rows(K, GG, gram, rates, losses, nobody, GG, along)
 
 
 def step_notes(rows: Rows, found: Common, norm: float) -> dict[str, float]:
