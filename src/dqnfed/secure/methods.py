@@ -9,6 +9,7 @@ from typing import TypeVar
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.problem import Problem
 from dqnfed.core.screening import Policy
+from dqnfed.secure.forms import MOST_VECTORS
 from dqnfed.secure.pads import check_installed
 from dqnfed.secure.release import FEWEST
 
@@ -55,7 +56,17 @@ def secure_method(algorithm: A, policy: Policy, problem: Problem, n_clients: int
             f"({'; '.join(algorithm.info.needs)}), and under pads it sees sums and products only. "
             "`dqnfed list algorithms` shows which methods need no more (needs: sum or gram)."
         )
+    if getattr(prepared, "metric", "") == "lbfgs":  # a pair is two vectors
+        _check_memory(name, getattr(prepared, "metric_memory", 0))
     return algorithm
+
+
+def _check_memory(name: str, n_pairs: int) -> None:
+    if 2 * n_pairs > MOST_VECTORS:
+        raise ValueError(
+            f"{name} cannot be run with `privacy.secure` and metric_memory = {n_pairs}: the ring has room for products "
+            f"with {MOST_VECTORS} vectors, two for each pair; set it to {MOST_VECTORS // 2} at most."
+        )
 
 
 def _caches_by_default(algorithm: AnyAlgorithm) -> bool:

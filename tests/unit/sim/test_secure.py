@@ -86,6 +86,11 @@ def test_fewer_than_three_clients_are_refused(case: Case) -> None:
         run(FedAvg(), case.problem, case.federation, rounds=1, participation=0.3, secure=True)
 
 
+def test_more_pairs_than_the_ring_has_room_for_are_refused_before_the_first_round(case: Case) -> None:
+    with pytest.raises(ValueError, match=r"metric_memory = 65: .* set it to 64 at most"):
+        run(DQNFed(metric_memory=65), case.problem, case.federation, rounds=1, secure=True)
+
+
 def test_checks_that_compare_replies_are_refused(case: Case) -> None:
     with pytest.raises(ValueError, match=r"policy\.drop_share"):
         run(FedAvg(), case.problem, case.federation, rounds=1, policy=Policy(drop_share=0.2), secure=True)
