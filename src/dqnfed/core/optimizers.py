@@ -25,7 +25,7 @@ class Optimizer(NamedTuple):
 
     def clipped(self, slope: Tensor) -> Tensor:
         """Return the gradient of the loss, at most as long as `clip_norm`."""
-        if self.clip_norm is None:
+        if self.clip_norm is None or self.clip_norm > torch.finfo(slope.dtype).max:  # no finite gradient is as long
             return slope
         length: Tensor = torch.linalg.vector_norm(slope)
         clipped: Tensor = slope * (self.clip_norm / length.clamp(min=self.clip_norm))

@@ -101,6 +101,11 @@ def test_other_optimisers_are_those_of_torch(name: str, batch_size: int | None, 
     torch.testing.assert_close(found, module_theta(module), rtol=1e-5, atol=1e-7)  # torch's clipping adds 1e-6
 
 
+def test_a_limit_above_all_numbers_clips_nothing() -> None:
+    slope = normal(5, seed=1).float()
+    assert torch.equal(Optimizer(clip_norm=1e300).clipped(slope), slope)
+
+
 @EVERY_KERNEL
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_padded_cohort_of_another_optimiser_equals_its_clients_alone(name: str, kernels: Kernels) -> None:
