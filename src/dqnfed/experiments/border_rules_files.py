@@ -26,8 +26,8 @@ RULES = (
         f"{OWN}::test_an_infinite_or_absurd_cell_is_refused_with_row_and_column",
     ),
     _files(
-        "Numbers of a table are written as 1234.5: a column of them with decimal commas, separated thousands or units is "
-        "no column of categories",
+        "Numbers of a table are written as 1234.5: a column of them with decimal commas, separated thousands or units "
+        "is no column of categories",
         "refused with row and column",
         "",
         f"{OWN}::test_numbers_in_another_notation_are_refused",
