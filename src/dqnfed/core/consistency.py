@@ -69,6 +69,7 @@ class Faults(NamedTuple):
     sizes: FloatArray  # up to 1 is usual
     weights: FloatArray  # 0: nothing is known, 1: the cohort as a whole follows its slopes
     agrees: NDArray[np.bool_]  # whether the loss has changed nearly as the slopes at both ends say
+    hurt: NDArray[np.bool_]  # whether it rose by more, which is no fault, but no agreement either
 
 
 def no_claims(n_clients: int) -> ConsistencyState:
@@ -147,13 +148,13 @@ def judged(
     """Return the record with the faults of this cohort's replies."""
     clients = cohort.clients
     faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
-    clear, agrees, past = np.zeros((3, len(faults)), dtype=np.bool_)
+    clear, agrees, hurt, past = np.zeros((4, len(faults)), dtype=np.bool_)
     if len(state.theta):
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
         scale = float(np.nanmedian(np.abs(losses))) if np.isfinite(losses).any() else 0.0
-        found, weight, agrees = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
-        past = agrees & (before < 0.0) & (after > -TURNED * before)
+        found, weight, agrees, hurt = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
+        past = (agrees | hurt) & (before < 0.0) & (after > -TURNED * before)
         total = weights + weight
         faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
         faults = np.where(weight == 1.0, np.maximum(faults, found), faults)  # a clear round needs no second one
@@ -250,7 +251,8 @@ def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, round
     does not follow its slopes; less is said the worse it follows them. What is small beside the cohort's changes counts
     as nothing.
     """
-    nothing = Faults(np.zeros(len(before)), np.zeros(len(before)), np.zeros(len(before), dtype=np.bool_))
+    nobody = np.zeros(len(before), dtype=np.bool_)
+    nothing = Faults(np.zeros(len(before)), np.zeros(len(before)), nobody, nobody)
     mean, size = 0.5 * (before + after), 0.5 * (np.abs(before) + np.abs(after))
     known = np.isfinite(mean) & np.isfinite(change)
     telling = known & (np.abs(mean) >= 0.5 * size) & (size > 0.0)
@@ -272,11 +274,11 @@ def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, round
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
     found = np.where((before < 0.0) & (after > 0.0) & (change < 0.0), gained / most, found)
     hurt = was_hurt(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
-    agrees = known & (size > 0.0) & (hurt | (np.abs(change - ratio * mean) <= AGREES * size * ratio))
+    agrees = known & (size > 0.0) & (np.abs(change - ratio * mean) <= AGREES * size * ratio)
     curved = (before < after) & (ratio * before <= change) & (change <= ratio * after)  # what a convex loss can do
     counts = known & (np.abs(unexplained) > small) & ~hurt & ~curved
     found = np.where(counts, np.minimum(found, WORST), 0.0)
-    return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees)
+    return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees, known & (size > 0.0) & hurt)
 
 
 def was_hurt(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:

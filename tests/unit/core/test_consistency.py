@@ -132,25 +132,27 @@ def test_who_is_caught_again_stays_out_longer() -> None:
 USUAL_STEP = (np.full(4, -1.0), np.full(4, -0.8), np.full(4, -0.9))  # slopes before and after, changes: as is said
 
 
-def faults_beside_usual_clients(before: float, after: float, change: float) -> tuple[float, bool]:
-    """Return the fault of a fifth client, and whether its loss agrees."""
+def faults_beside_usual_clients(before: float, after: float, change: float) -> tuple[float, bool, bool]:
+    """Return the fault of a fifth client, whether its loss agrees, and whether it was hurt."""
     given = [np.append(values, own) for values, own in zip(USUAL_STEP, (before, after, change), strict=True)]
     found = fault_sizes(given[0], given[1], given[2], 0.0)
-    return float(found.sizes[-1]), bool(found.agrees[-1])
+    return float(found.sizes[-1]), bool(found.agrees[-1]), bool(found.hurt[-1])
 
 
 @pytest.mark.parametrize(("before", "after"), [(-1.0, 0.2), (-0.3, -0.1), (-0.2, 0.6), (0.2, 0.5), (0.5, 3.0)])
 @pytest.mark.parametrize("change", [0.3, 1.5, 4.0])
 def test_whom_a_step_has_hurt_is_not_at_fault(before: float, after: float, change: float) -> None:
-    """Its slope has vanished or turned, and its loss rises by more than that says."""
+    """Its slope has vanished or turned, and its loss rises by more than that says: who is out does not come back so."""
     if change > 0.5 * (before + after):
-        assert faults_beside_usual_clients(before, after, change) == (0.0, True)
+        fault, agrees, hurt = faults_beside_usual_clients(before, after, change)
+        assert (fault, hurt) == (0.0, True)
+        assert agrees == (change - 0.5 * (before + after) <= 0.25 * (abs(before) + abs(after)))
 
 
 @pytest.mark.parametrize("before", [-1.0, -0.5])
 def test_who_reverses_its_rows_and_is_hurt_is_at_fault(before: float) -> None:
     """The truth is a loss that rises ever faster; it says one that falls ever faster."""
-    fault, agrees = faults_beside_usual_clients(before, 1.2 * before, -1.1 * before)
+    fault, agrees, _ = faults_beside_usual_clients(before, 1.2 * before, -1.1 * before)
     assert fault > 1.0
     assert not agrees
 
