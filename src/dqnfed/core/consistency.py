@@ -143,9 +143,9 @@ def with_lengths(state: ConsistencyState, lengths: FloatArray, most: float, clie
 
 
 def judged(
-    state: ConsistencyState, rows: Tensor, losses: FloatArray, theta: Tensor, cohort: Cohort
+    state: ConsistencyState, rows: Tensor, losses: FloatArray, theta: Tensor, cohort: Cohort, share: float
 ) -> ConsistencyState:
-    """Return the record with the faults of this cohort's replies."""
+    """Return the record with the faults of this cohort's replies, of which at most this share may be false."""
     clients = cohort.clients
     faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
     clear, agrees, hurt, past = np.zeros((4, len(faults)), dtype=np.bool_)
@@ -153,7 +153,8 @@ def judged(
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
         scale = float(np.nanmedian(np.abs(losses))) if np.isfinite(losses).any() else 0.0
-        found, weight, agrees, hurt = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
+        rounding = 100.0 * torch.finfo(rows.dtype).eps * scale
+        found, weight, agrees, hurt = fault_sizes(before, after, change, rounding, share)
         past = (agrees | hurt) & (before < 0.0) & (after > -TURNED * before)
         total = weights + weight
         faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
@@ -244,12 +245,12 @@ def products(rows: Tensor, move: Tensor, cohort: Cohort) -> FloatArray:
     return found if cohort.factors is None else found / cohort.factors.numpy()
 
 
-def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, rounding: float) -> Faults:
+def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, rounding: float, out: float = 0.0) -> Faults:
     """Return how far each loss change is from what the slopes at both ends of a step say, and what weight that has.
 
     Up to 1 is usual. Nothing is said (weight 0) where fewer than three clients are known or where the cohort as a whole
-    does not follow its slopes; less is said the worse it follows them. What is small beside the cohort's changes counts
-    as nothing.
+    does not follow its slopes; less is said the worse it follows them, without the share `out` of it that follows them
+    least and may be false. What is small beside the cohort's changes counts as nothing.
     """
     nobody = np.zeros(len(before), dtype=np.bool_)
     nothing = Faults(np.zeros(len(before)), np.zeros(len(before)), nobody, nobody)
@@ -267,7 +268,8 @@ def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, round
     tiny = np.finfo(np.float64).tiny  # beside the step a row says little about a small change
     least = np.where(telling, tiny, max(SLIGHT * usual, tiny))
     share = unexplained / np.where(known, np.maximum(size * ratio, least), 1.0)
-    spread = float(np.median(np.abs(share[known])))
+    n_honest = int(known.sum()) - may_drop(out, int(known.sum()))
+    spread = float(np.median(np.sort(np.abs(share[known]))[:n_honest]))
     ahead = float(np.quantile(-share[telling], 0.75))
     most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)

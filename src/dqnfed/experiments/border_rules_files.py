@@ -88,6 +88,12 @@ RULES = (
         f"{COMMANDS}::test_resume_names_what_is_damaged_and_mends_it",
     ),
     _files(
+        "No table, figure or statement is made of a damaged run; a report's page names its damaged files",
+        "refused",
+        "",
+        f"{COMMANDS}::test_no_table_and_no_statement_is_made_of_a_damaged_run",
+    ),
+    _files(
         "A kill at any moment, between any two files too, loses nothing",
         "the resumed run has the same bits",
         "",

@@ -58,7 +58,7 @@ def after_one_step(
     losses = [scale * clients.losses(at) for at in (x, y)]
     a, b = torch.from_numpy(x), torch.from_numpy(y)
     state = with_claims(no_claims(K), rows[0], losses[0], a, b, cohort())
-    return judged(state, rows[1], losses[1], b, cohort(1))
+    return judged(state, rows[1], losses[1], b, cohort(1), 0.2)
 
 
 def changed(place: int, factor: float) -> Floats:
@@ -100,7 +100,7 @@ def test_a_fault_is_remembered_for_some_rounds() -> None:
     quiet = state._replace(theta=torch.zeros(0))
     n_rounds = 0
     while inconsistent(quiet, cohort(), 0.2).any():
-        quiet = judged(quiet, torch.ones(K, n).double(), np.ones(K), torch.zeros(n).double(), cohort())
+        quiet = judged(quiet, torch.ones(K, n).double(), np.ones(K), torch.zeros(n).double(), cohort(), 0.2)
         n_rounds += 1
     assert 2 <= n_rounds <= 5
 
@@ -114,7 +114,7 @@ def test_how_many_may_be_left_out() -> None:
 def test_unknown_losses_say_nothing() -> None:
     x = torch.zeros(n).double()
     state = with_claims(no_claims(K), torch.ones(K, n).double(), np.full(K, np.nan), x, x + 1.0, cohort())
-    state = judged(state, -torch.ones(K, n).double(), np.ones(K), x + 1.0, cohort(1))
+    state = judged(state, -torch.ones(K, n).double(), np.ones(K), x + 1.0, cohort(1), 0.2)
     assert state.faults.max() == 0.0
 
 
@@ -155,6 +155,17 @@ def test_who_reverses_its_rows_and_is_hurt_is_at_fault(before: float) -> None:
     fault, agrees, _ = faults_beside_usual_clients(before, 1.2 * before, -1.1 * before)
     assert fault > 1.0
     assert not agrees
+
+
+def test_two_that_reverse_their_rows_do_not_hide_in_the_scatter_that_they_make() -> None:
+    """Ten clients, eight of which follow their slopes as local training does, by a half to a little more than all."""
+    slopes = np.append(np.full(8, -1.0), [-5.0, -5.0])
+    followed = np.array([0.38, 0.86, 1.16, 0.84, 0.89, 1.31, 1.06, 0.45, -0.53, -0.47])  # recorded in such a round
+    for out, n_seen in (0.0, 0), (0.2, 2):
+        found = fault_sizes(slopes, slopes, followed * slopes, 0.0, out)
+        seen = found.sizes * found.weights > 1.0
+        assert seen.sum() == n_seen
+        assert not seen[:8].any()
 
 
 def test_a_rise_beyond_all_measure_is_at_fault() -> None:
