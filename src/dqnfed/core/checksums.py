@@ -12,7 +12,6 @@ from typing import Any
 CHECKSUMS = "checksums.json"
 BLOCK = 1 << 20
 BLANK = "0" * 64
-NAMES_NUMERICS = b'"numerics":'  # in env.json
 FIELD = re.compile(rb'"checksum": "([0-9a-f]{64})"')
 
 
@@ -67,19 +66,14 @@ def listed_checksums(folder: Path) -> dict[str, str] | None:
 def damaged_files(folder: Path) -> list[str]:
     """Return the names of the listed files that are not as they were written, and of a list that is damaged itself.
 
-    Folders of versions that wrote no list have none; a finished run of a later one, which names its NUMERICS, had one.
+    Folders of versions that wrote no list have none.
     """
     if not (folder / CHECKSUMS).is_file():
-        had_one = (folder / "summary.json").is_file() and NAMES_NUMERICS in _bytes(folder / "env.json")
-        return [CHECKSUMS] if had_one else []
+        return []
     listed = listed_checksums(folder)
     if listed is None:
         return [CHECKSUMS]
     return [name for name, checksum in listed.items() if not is_intact(folder / name, checksum)]
-
-
-def _bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
 
 
 def is_intact(path: Path, checksum: str, n_bytes: int | None = None) -> bool:
