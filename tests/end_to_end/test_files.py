@@ -165,6 +165,20 @@ def test_resume_names_what_is_damaged_and_mends_it(dqnfed: Command, name: str) -
     assert dqnfed("predict", "r", "clinics.csv", "--out", "classes.csv").code == 0
 
 
+def test_no_table_and_no_statement_is_made_of_a_damaged_run(dqnfed: Command) -> None:
+    """A cut metrics.jsonl ends with the scores of another round."""
+    assert dqnfed("run", "digits", "--rounds", "2", "--quiet", "--out", "run").code == 0
+    metrics = Path("run/metrics.jsonl")
+    metrics.write_bytes(metrics.read_bytes()[: metrics.stat().st_size // 2])
+    for words in ("report", "run", "--table", "csv"), ("statement", "run"):
+        ended = dqnfed(*words)
+        assert ended.code == 1
+        assert "damaged: metrics.jsonl, checksum differs" in ended.said
+    page = dqnfed("report", "run")
+    assert page.code == 0
+    assert "damaged: metrics.jsonl, checksum differs" in page.said
+
+
 def test_a_damaged_config_is_named_and_refused(dqnfed: Command) -> None:
     trained(dqnfed, clinics(Path("clinics.csv")), "r")
     path = Path("r/config.toml")

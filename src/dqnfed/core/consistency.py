@@ -69,6 +69,7 @@ class Faults(NamedTuple):
     sizes: FloatArray  # up to 1 is usual
     weights: FloatArray  # 0: nothing is known, 1: the cohort as a whole follows its slopes
     agrees: NDArray[np.bool_]  # whether the loss has changed nearly as the slopes at both ends say
+    hurt: NDArray[np.bool_]  # whether it rose by more, which is no fault, but no agreement either
 
 
 def no_claims(n_clients: int) -> ConsistencyState:
@@ -142,18 +143,19 @@ def with_lengths(state: ConsistencyState, lengths: FloatArray, most: float, clie
 
 
 def judged(
-    state: ConsistencyState, rows: Tensor, losses: FloatArray, theta: Tensor, cohort: Cohort
+    state: ConsistencyState, rows: Tensor, losses: FloatArray, theta: Tensor, cohort: Cohort, share: float
 ) -> ConsistencyState:
-    """Return the record with the faults of this cohort's replies."""
+    """Return the record with the faults of this cohort's replies, of which at most this share may be false."""
     clients = cohort.clients
     faults, weights = state.faults[clients].numpy(), MEMORY * state.weights[clients].numpy()
-    clear, agrees, past = np.zeros((3, len(faults)), dtype=np.bool_)
+    clear, agrees, hurt, past = np.zeros((4, len(faults)), dtype=np.bool_)
     if len(state.theta):
         after = products(rows, theta - state.theta, cohort)
         before, change = state.slopes[clients].numpy(), losses - state.losses[clients].numpy()
         scale = float(np.nanmedian(np.abs(losses))) if np.isfinite(losses).any() else 0.0
-        found, weight, agrees = fault_sizes(before, after, change, 100.0 * torch.finfo(rows.dtype).eps * scale)
-        past = agrees & (before < 0.0) & (after > -TURNED * before)
+        rounding = 100.0 * torch.finfo(rows.dtype).eps * scale
+        found, weight, agrees, hurt = fault_sizes(before, after, change, rounding, share)
+        past = (agrees | hurt) & (before < 0.0) & (after > -TURNED * before)
         total = weights + weight
         faults = (weights * faults + weight * found) / np.where(total > 0.0, total, 1.0)
         faults = np.where(weight == 1.0, np.maximum(faults, found), faults)  # a clear round needs no second one
@@ -243,14 +245,15 @@ def products(rows: Tensor, move: Tensor, cohort: Cohort) -> FloatArray:
     return found if cohort.factors is None else found / cohort.factors.numpy()
 
 
-def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, rounding: float) -> Faults:
+def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, rounding: float, out: float = 0.0) -> Faults:
     """Return how far each loss change is from what the slopes at both ends of a step say, and what weight that has.
 
     Up to 1 is usual. Nothing is said (weight 0) where fewer than three clients are known or where the cohort as a whole
-    does not follow its slopes; less is said the worse it follows them. What is small beside the cohort's changes counts
-    as nothing.
+    does not follow its slopes; less is said the worse it follows them, without the share `out` of it that follows them
+    least and may be false. What is small beside the cohort's changes counts as nothing.
     """
-    nothing = Faults(np.zeros(len(before)), np.zeros(len(before)), np.zeros(len(before), dtype=np.bool_))
+    nobody = np.zeros(len(before), dtype=np.bool_)
+    nothing = Faults(np.zeros(len(before)), np.zeros(len(before)), nobody, nobody)
     mean, size = 0.5 * (before + after), 0.5 * (np.abs(before) + np.abs(after))
     known = np.isfinite(mean) & np.isfinite(change)
     telling = known & (np.abs(mean) >= 0.5 * size) & (size > 0.0)
@@ -265,18 +268,19 @@ def fault_sizes(before: FloatArray, after: FloatArray, change: FloatArray, round
     tiny = np.finfo(np.float64).tiny  # beside the step a row says little about a small change
     least = np.where(telling, tiny, max(SLIGHT * usual, tiny))
     share = unexplained / np.where(known, np.maximum(size * ratio, least), 1.0)
-    spread = float(np.median(np.abs(share[known])))
+    n_honest = int(known.sum()) - may_drop(out, int(known.sum()))
+    spread = float(np.median(np.sort(np.abs(share[known]))[:n_honest]))
     ahead = float(np.quantile(-share[telling], 0.75))
     most = float(np.clip(AHEAD * ahead, AHEAD, MOST))
     found = np.where(telling & (share < 0.0), -share / most, np.abs(share) / LEAST)
     gained = np.maximum(ratio * before - change, 0.0) / np.where(known, np.maximum(size * ratio, least), 1.0)
     found = np.where((before < 0.0) & (after > 0.0) & (change < 0.0), gained / most, found)
     hurt = was_hurt(before, after, change / ratio) & (change <= MOST * np.maximum(size * ratio, usual))
-    agrees = known & (size > 0.0) & (hurt | (np.abs(change - ratio * mean) <= AGREES * size * ratio))
+    agrees = known & (size > 0.0) & (np.abs(change - ratio * mean) <= AGREES * size * ratio)
     curved = (before < after) & (ratio * before <= change) & (change <= ratio * after)  # what a convex loss can do
     counts = known & (np.abs(unexplained) > small) & ~hurt & ~curved
     found = np.where(counts, np.minimum(found, WORST), 0.0)
-    return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees)
+    return Faults(found, np.where(known, USUAL / max(spread, USUAL), 0.0), agrees, known & (size > 0.0) & hurt)
 
 
 def was_hurt(before: FloatArray, after: FloatArray, change: FloatArray) -> NDArray[np.bool_]:

@@ -132,6 +132,17 @@ class Trust:
         n, C = len(cohort.clients), cohort.n_clients
         return cohort._replace(n_clients=n) if C - n <= may_drop(self.drop_share, C) else cohort
 
+    def all_again(self, before: Tensor, now: Tensor) -> bool:
+        """Return whether a step is of the clients of the last one; with them may be those that had been left out.
+
+        All curvatures that limited the last step then limit this one, too.
+        """
+        if torch.equal(before, now):
+            return True
+        if len(before) != len(now) or bool((before & ~now).any()):
+            return False
+        return int(now.sum() - before.sum()) <= may_drop(self.drop_share, len(now))
+
     def record_claims(
         self, state: TrustState, replies: Replies[Any], cohort: Cohort, u: Tensor, conflicting: Tensor
     ) -> TrustState:

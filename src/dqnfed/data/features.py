@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -10,9 +12,14 @@ import numpy as np
 
 from dqnfed.data.manifest import Manifest
 from dqnfed.data.raw import DataError, RawData
-from dqnfed.data.table import Table, as_text, is_hole, is_numeric
+from dqnfed.data.table import Table, as_text, is_hole, is_number, is_numeric
 
 MAX_CATEGORIES = 50
+FEW_CATEGORIES = 10
+# a whole cell: 1,5 or 1.234,5 or 1 234 or 12 % or EUR 7 or a number behind a printed minus
+OTHER_NOTATION = re.compile(
+    r"[-+\u2212]?\s*[$\u20ac\u00a3]?\s*(\d{1,3}([., '\u00a0\u202f\u2019]\d{3})+|\d+)([.,]\d+)?\s*[%$\u20ac\u00a3]?"
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class Preprocessing:
         for number in self.numeric:
             values = table.column(number.name, "inputs")
             if not is_numeric(values):
-                bad = next(v for v in values if v and not _is_number(v))
+                bad = next(v for v in values if v and not is_number(v))
                 raise DataError(
                     f"column {number.name!r} held numbers in training, but {table.source} has {str(bad)!r} there."
                 )
@@ -160,10 +167,29 @@ def refuse_free_text(table: Table, training: np.ndarray, columns: list[str]) -> 
     )
 
 
+def refuse_other_notation(table: Table, columns: Sequence[str]) -> None:
+    """Raise where nearly all cells of a column are numbers, some of them written as 1,5 or 1 234 or 12 %.
+
+    Read as texts, every number would be a category of its own.
+    """
+    for name in columns:
+        values = table.column(name, "inputs")
+        if is_numeric(values):
+            continue
+        texts = [(row, str(value)) for row, value in enumerate(values) if value and not is_number(str(value))]
+        odd = [(row, text) for row, text in texts if OTHER_NOTATION.fullmatch(text)]
+        if odd and 10 * (len(texts) - len(odd)) <= int((values != "").sum()):
+            raise DataError(
+                f"{table.source}, row {odd[0][0] + 1}, column {name!r}: {odd[0][1]!r} is a number in a notation that "
+                "is not read (a decimal comma, separated thousands, a unit). Write numbers as 1234.5, or leave the "
+                f"column out with `--drop {name}`."
+            )
+
+
 def stray_text(values: np.ndarray) -> tuple[int, str] | None:
     """Return the first cell that is no number, in a column of text in which nine of ten values are numbers."""
     known = [(row, str(value)) for row, value in enumerate(values) if value]
-    strays = [(row, value) for row, value in known if not _is_number(value)]
+    strays = [(row, value) for row, value in known if not is_number(value)]
     return strays[0] if strays and 10 * len(strays) <= len(known) else None
 
 
@@ -188,9 +214,31 @@ def dataset_table(raw: RawData) -> Table:
     return Table(raw.name, {column.name: values[:, i] for i, column in enumerate(raw.columns)})
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def told_about_texts(table: Table, training: np.ndarray, columns: Sequence[CategoricalColumn]) -> list[str]:
+    """Return what stands out in columns of text: strays among numbers, and more categories than can be learnt."""
+    notes = []
+    for column in columns:
+        n = len(column.categories)
+        if stray := stray_text(table.columns[column.name]):
+            row, value = stray
+            notes.append(
+                f"column {column.name!r} is read as {n} categories, since {value!r} in row {row + 1} is no number; "
+                "correct the cell or leave it empty if the column holds numbers"
+            )
+        elif n > FEW_CATEGORIES and 2 * n > len(training):
+            notes.append(
+                f"column {column.name!r} has {n} different texts (such as {column.categories[-1]!r}) in "
+                f"{len(training)} training rows, so hardly any tells about two rows: dates and identifiers are better "
+                f"left out (--drop {column.name})"
+            )
+    return notes
+
+
+def row_counters(table: Table, columns: Sequence[NumericColumn]) -> list[str]:
+    """Return the columns that count the rows, from any start: an exported index says nothing about an example."""
+    counted = []
+    for column in columns:
+        values = table.columns[column.name]
+        if len(values) > FEW_CATEGORIES and bool((np.diff(values) == 1).all()):
+            counted.append(column.name)
+    return counted

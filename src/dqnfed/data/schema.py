@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dqnfed.data.raw import DataError
-from dqnfed.data.table import LARGEST, Table, as_text, is_hole, is_numeric
+from dqnfed.data.table import LARGEST, Table, as_text, is_hole, is_number, is_numeric
 
 NUMBER, CATEGORY = "number", "category"
 KEYS = {
@@ -157,7 +157,11 @@ def fitting_table(table: Table, schema: Schema) -> Table:
 
 def number_values(table: Table, column: SchemaColumn, values: np.ndarray) -> np.ndarray:
     if not is_numeric(values):
-        raise DataError(f"{table.source}: column {column.name!r} must hold numbers by the schema, but holds text.")
+        row, value = next((row, str(v)) for row, v in enumerate(values) if v and not is_number(str(v)))
+        raise DataError(
+            f"{table.source}, row {row + 1} with a label: column {column.name!r} must hold numbers by the schema, "
+            f"written as 1234.5, but holds {value!r}."
+        )
     low, high = -LARGEST if column.low is None else column.low, LARGEST if column.high is None else column.high
     refuse_rows(table, column.name, (values < low) | (values > high), f"is outside {low:g} to {high:g}")
     return values

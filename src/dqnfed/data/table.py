@@ -33,6 +33,7 @@ class Table:
 
     source: str
     columns: Mapping[str, np.ndarray]
+    ignored: tuple[str, ...] = ()  # files of the folder that are no tables
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
@@ -49,7 +50,7 @@ class Table:
 
     def rows(self, kept: np.ndarray) -> Table:
         """Return these rows only."""
-        return Table(self.source, {name: values[kept] for name, values in self.columns.items()})
+        return Table(self.source, {name: values[kept] for name, values in self.columns.items()}, self.ignored)
 
 
 def is_numeric(values: np.ndarray) -> bool:
@@ -98,7 +99,7 @@ def with_extremes(
             f"{n} {'value' if n == 1 else 'values'} of column {name!r} taken for missing, not finite or absurd "
             f'(data.extremes = "missing"); the first is {values[row]:g} in row {row + 1}'
         )
-    return Table(table.source, columns)
+    return Table(table.source, columns, table.ignored)
 
 
 def is_extreme(values: np.ndarray, farthest: float = FARTHEST) -> np.ndarray:
@@ -148,10 +149,14 @@ def read_folder(folder: Path) -> Table:
     A column is numbers where it is in every file: those of CSV files are told apart after they were put together, as
     in one file.
     """
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in TABLE_FILES)
-    files = [path for path in files if not path.name.startswith(".")]
+    shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    files = [path for path in shown if path.suffix.lower() in TABLE_FILES and not path.is_dir()]
+    ignored = tuple(path.name for path in shown if path not in files)
     if not files:
         raise DataError(f"{folder} holds no table: one file for each client, .csv, .tsv, .parquet or .npz.")
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path} is a link to a file that is not there, or no file at all; mend or remove it.")
     stems = [path.stem for path in files]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
         raise DataError(
@@ -172,7 +177,7 @@ def read_folder(folder: Path) -> Table:
             has, lacks = (path, files[0]) if odd in part else (files[0], path)
             raise DataError(f"{has} has a column {odd!r}, and {lacks} has none; every file needs the same columns.")
     columns = {name: merged_column([part[name] for part in parts]) for name in parts[0]}
-    return Table(str(folder), {FILE_COLUMN: np.repeat(np.array(stems, dtype=np.str_), lengths), **columns})
+    return Table(str(folder), {FILE_COLUMN: np.repeat(np.array(stems, dtype=np.str_), lengths), **columns}, ignored)
 
 
 def merged_column(parts: Sequence[Sequence[str] | np.ndarray]) -> np.ndarray:
@@ -197,21 +202,26 @@ def read_texts(path: Path) -> dict[str, list[str]]:
             header = file.readline()
             delimiter = max(",;\t", key=header.count)
             file.seek(0)
-            rows = list(csv.reader(file, delimiter=delimiter))
+            reader = csv.reader(file, delimiter=delimiter)
+            lines = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a text table in UTF-8 ({error}); save it as CSV in UTF-8.") from error
-    rows = [row for row in rows if row]
-    if not rows:
+    if not lines:
         raise DataError(f"{path} is empty.")
-    names, body = [name.strip() for name in rows[0]], rows[1:]
+    names, body = [name.strip() for name in lines[0][1]], [row for _, row in lines[1:]]
     if "" in names:
         raise DataError(f"{path}: column {names.index('') + 1} has no name in the header line; name it.")
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise DataError(f"{path} has more than one column called {', '.join(map(repr, twice))}; rename them.")
-    for number, row in enumerate(body, start=2):
+    for number, row in lines[1:]:
         if len(row) != len(names):
-            raise DataError(f"{path}, line {number}: {len(row)} values for {len(names)} columns.")
+            raise DataError(
+                f"{path}, line {number}: {len(row)} values for {len(names)} columns; every line needs as many as the "
+                "header line names, and a value with a comma in it stands in quotes."
+            )
+        if any("\0" in value for value in row):
+            raise DataError(f"{path}, line {number} holds a NUL character; save the table as CSV in UTF-8.")
     return {name: [row[i] for row in body] for i, name in enumerate(names)}
 
 
@@ -221,10 +231,26 @@ def typed(values: Sequence[str]) -> np.ndarray:
     holes = [value.lower() in MISSING for value in stripped]
     try:
         return np.array(
-            [np.nan if hole else float(v) for v, hole in zip(stripped, holes, strict=True)], dtype=np.float64
+            [np.nan if hole else number_in(v) for v, hole in zip(stripped, holes, strict=True)], dtype=np.float64
         )
     except ValueError:
         return np.array(["" if hole else v for v, hole in zip(stripped, holes, strict=True)], dtype=np.str_)
+
+
+def number_in(text: str) -> float:
+    """Return the number that a cell holds; Python's 1_000 is text, such as a code, and no number."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a cell holds a number."""
+    try:
+        number_in(text)
+    except ValueError:
+        return False
+    return True
 
 
 def read_parquet(path: Path) -> Table:
@@ -261,7 +287,7 @@ def parquet_column(values: Sequence[object]) -> np.ndarray:
     """Return a column as numbers where all that are there are numbers, else as text."""
     if all(value is None or isinstance(value, int | float | Decimal) for value in values):
         return np.array([np.nan if value is None else _as_float(value) for value in values], dtype=np.float64)
-    return np.array(["" if value is None else str(value) for value in values], dtype=np.str_)
+    return typed(["" if value is None else str(value) for value in values])
 
 
 def _as_float(value: object) -> float:
@@ -288,14 +314,33 @@ def read_npz(path: Path) -> Table:
         raise DataError(f"{path} is not an .npz file with plain arrays ({type(error).__name__}).") from error
     columns: dict[str, np.ndarray] = {}
     for name, values in content.items():
-        if values.ndim == 0 or values.dtype.kind == "c" or values.dtype.kind == "V":
+        if values.ndim == 0:  # a note, and no column
             continue
+        if values.dtype.kind in "cV":
+            raise DataError(
+                f"{path}: array {name!r} is of type {values.dtype}, but a cell of a table is one number or one text; "
+                "write the file without it, or with its parts as arrays."
+            )
         flat = values.reshape(len(values), math.prod(values.shape[1:]))
         for i in range(flat.shape[1]):
-            columns[name if values.ndim == 1 else f"{name}{i}"] = (
-                flat[:, i].astype(np.float64) if values.dtype.kind in "fiub" else typed([str(v) for v in flat[:, i]])
-            )
+            column = name if values.ndim == 1 else f"{name}{i}"
+            if column in columns:
+                raise DataError(f"{path} has two columns {column!r}: of a matrix and an array; rename one.")
+            columns[column] = npz_column(path, name, flat[:, i])
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"{path}: the arrays must have one row an example each, but their lengths are {lengths}.")
     return Table(str(path), columns)
+
+
+def npz_column(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    """Return one column of an array as numbers or as text."""
+    if values.dtype.kind in "fiub":
+        return values.astype(np.float64)
+    if values.dtype.kind == "S":
+        try:
+            values = np.char.decode(values, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: array {name!r} holds bytes that are no text in UTF-8 ({error}).") from error
+    holes = np.isnat(values) if values.dtype.kind in "mM" else np.zeros(len(values), dtype=np.bool_)
+    return typed(["" if hole else str(value) for value, hole in zip(values, holes, strict=True)])

@@ -10,7 +10,8 @@ SCREENING, CONSISTENCY = "tests/unit/core/test_screening.py", "tests/unit/core/t
 TRUST, FAULTS, FUZZ = "tests/unit/core/test_trust.py", "tests/unit/flower/test_faults.py", "tests/fuzz/test_replies.py"
 SKETCHES, GUARD = "tests/unit/core/test_sketches.py", "tests/unit/sim/test_guard.py"
 STEP_LENGTH = "tests/unit/maths/test_step_length.py"
-DIRECTIONS = "tests/unit/maths/test_bounded_rates.py"
+DIRECTIONS, COMMON_STEPS = "tests/unit/maths/test_bounded_rates.py", "tests/unit/maths/test_common_steps.py"
+VOTES = "tests/unit/algorithms/parts/test_votes.py"
 
 STATISTICS = "tests/unit/data/test_statistics.py"
 
@@ -98,7 +99,7 @@ RULES = (
         "client said earlier could be compared at most at 3 times it, and rows are clipped at 1.5 times the median",
         "off; new apps: 30",
         "`policy.scalar_bounds`",
-        f"{CHECKS}::test_a_held_scalar_is_written_down",
+        f"{SCREENING}::test_scalars_and_rows_of_clients_without_a_record_are_held_more_closely",
     ),
     Rule(
         CLIENTS,
@@ -150,10 +151,25 @@ RULES = (
     Rule(
         CLIENTS,
         "no few clients stop the others: a step by curvature (dqn-fed, adafed) is at least half as long as the median "
-        "client allows; a step of local training with all clients is at most 1.25 times the last one",
+        "client allows",
         "where `policy.drop_share` is set",
         "`policy.drop_share`",
         f"{STEP_LENGTH}::test_no_few_clients_can_stop_the_others",
+    ),
+    Rule(
+        CLIENTS,
+        "a step of local training with all clients (dqn-fed, adafed) is at most 1.25 times the last one",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{VOTES}::test_where_replies_may_be_false_a_step_of_local_training_grows_slowly",
+    ),
+    Rule(
+        CLIENTS,
+        "a step by curvature is at most as long as the last one where a client of that one is missing; that one that "
+        "was left out comes back does not count",
+        "where `policy.drop_share` is set",
+        "`policy.drop_share`",
+        f"{TRUST}::test_who_comes_back_does_not_hold_the_step_and_who_goes_does",
     ),
     Rule(
         CLIENTS,
@@ -175,7 +191,7 @@ RULES = (
         "rates (dqn-fed, adafed) stay within this factor of the cohort's median rate per squared gradient",
         "1000; new apps: 10",
         "`policy.rate_bounds`",
-        f"{ATTACKS}::test_a_liar_costs_the_others_little",
+        f"{COMMON_STEPS}::test_rates_per_square_stay_within_the_bounds_of_their_median",
     ),
     Rule(
         CLIENTS,

@@ -26,6 +26,13 @@ RULES = (
         f"{OWN}::test_an_infinite_or_absurd_cell_is_refused_with_row_and_column",
     ),
     _files(
+        "Numbers of a table are written as 1234.5: a column of them with decimal commas, separated thousands or units "
+        "is no column of categories",
+        "refused with row and column",
+        "",
+        f"{OWN}::test_numbers_in_another_notation_are_refused",
+    ),
+    _files(
         "Numbers of arrays in Python are finite and at most 1e18 in size",
         "refused with client, row and column",
         "",
@@ -79,6 +86,12 @@ RULES = (
         "refused; `resume` mends it",
         "",
         f"{COMMANDS}::test_resume_names_what_is_damaged_and_mends_it",
+    ),
+    _files(
+        "No table, figure or statement is made of a damaged run; a report's page names its damaged files",
+        "refused",
+        "",
+        f"{COMMANDS}::test_no_table_and_no_statement_is_made_of_a_damaged_run",
     ),
     _files(
         "A kill at any moment, between any two files too, loses nothing",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,14 @@ import numpy as np
 import torch
 
 from dqnfed.core.federation import Federation, untested_line
-from dqnfed.data.features import Preprocessing, constant_columns, fit_preprocessing, stray_text
+from dqnfed.data.features import (
+    Preprocessing,
+    constant_columns,
+    fit_preprocessing,
+    refuse_other_notation,
+    row_counters,
+    told_about_texts,
+)
 from dqnfed.data.federate import federation_of
 from dqnfed.data.manifest import Manifest
 from dqnfed.data.partition import partition
@@ -27,6 +34,7 @@ from dqnfed.data.table import FILE_COLUMN, Table, as_text, is_hole, is_numeric, 
 Task = Literal["auto", "classification", "regression"]
 Extremes = Literal["refuse", "missing"]
 MAX_CLASSES = 50
+MANY_FILES = 5  # named one by one
 TABLE = "table"  # in the draw of the split: the same rows are split alike, whatever their file is called
 FEATURES_FILE = "features.json"
 
@@ -104,6 +112,8 @@ def own_federation(own: OwnData) -> OwnFederation:
     fingerprint = table_fingerprint(table, own)
     table = with_extremes(table, [name for name in table.columns if name not in own.drop], own.extremes, notes)
     table = labelled_rows(table, own, notes)
+    inputs = [c for c in table.columns if c not in {own.client, own.label, own.group, FILE_COLUMN, *own.drop}]
+    refuse_other_notation(table, [own.label, *inputs])
     names, owner = owners(table, own)
     targets, classes = learnt(table, own, notes)
     raw = RawData(
@@ -116,13 +126,12 @@ def own_federation(own: OwnData) -> OwnFederation:
     )
     dealt = partition(raw, "natural", None, own.seed, min_examples=1)
     manifest = split(raw, dealt, test=own.test, validation=own.validation)
-    inputs = [c for c in table.columns if c not in {own.client, own.label, own.group, FILE_COLUMN, *own.drop}]
     training = np.concatenate([client.train for client in manifest])
     preprocessing = fit_preprocessing(table, training, inputs)
     columns = Columns(preprocessing, classes)
     if not classes:
-        mean, std = float(targets[training].mean()), float(targets[training].std()) or 1.0
-        raw = replace(raw, targets=torch.from_numpy(((targets - mean) / std).astype(np.float32)))
+        scaled, mean, std = standardised(table.column(own.label, "label"), training)
+        raw = replace(raw, targets=torch.from_numpy(scaled))
         columns = Columns(preprocessing, (), mean, std)
         notes.append(f"targets are standardised: (value - {mean:.4g}) / {std:.4g}")
     notes += told_about(table, preprocessing, manifest, raw, classes)
@@ -198,6 +207,8 @@ def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tu
                 f"label {own.label!r} is text (such as {str(values[0])!r}), and regression needs numbers; "
                 "use --task classification, or name another label."
             )
+        if n_different < 2:
+            raise DataError(f"label {own.label!r} is {values[0]:g} in every row; there is nothing to learn.")
         return values.astype(np.float32), ()
     text = as_text(values)
     classes = sorted({str(v) for v in text}, key=lambda v: (0, float(v), v) if is_numeric(values) else (1, 0.0, v))
@@ -214,6 +225,19 @@ def learnt(table: Table, own: OwnData, notes: list[str]) -> tuple[np.ndarray, tu
             f"label {own.label!r} is text; its classes are " + ", ".join(f"{name} = {c}" for name, c in number.items())
         )
     return np.array([number[str(v)] for v in text], dtype=np.int64), tuple(classes)
+
+
+def standardised(values: np.ndarray, training: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """Return values less their training rows' mean over these rows' spread, as float32, and both.
+
+    In float64 where float32 would lose digits: values far from 0 beside their spread, very large or very small ones.
+    """
+    seen = values[training]
+    size, spread = float(np.abs(seen).max()), float(seen.std())
+    is_exact = 1e-15 < spread < 1e15 and size < 1e3 * spread
+    values = values.astype(np.float32) if is_exact or spread == 0.0 else values
+    mean, std = float(values[training].mean()), float(values[training].std()) or 1.0
+    return ((values - mean) / std).astype(np.float32), mean, std
 
 
 def groups(table: Table, own: OwnData, names: list[str], owner: np.ndarray) -> tuple[str, ...] | None:
@@ -249,12 +273,21 @@ def told_about(
             else ""
         )
     ]
-    for column in preprocessing.categorical:
-        if stray := stray_text(table.columns[column.name]):
-            row, value = stray
+    training = np.concatenate([client.train for client in manifest])
+    notes += told_about_texts(table, training, preprocessing.categorical)
+    if counters := row_counters(table, preprocessing.numeric):
+        notes.append(
+            f"counts the rows, so it says nothing about an example; leave it out with --drop: {', '.join(counters)}"
+        )
+    if table.ignored:
+        notes.append(
+            f"not read, since they are no tables: {', '.join(table.ignored[:MANY_FILES])}"
+            + (f" and {len(table.ignored) - MANY_FILES} more" if len(table.ignored) > MANY_FILES else "")
+        )
+    for what, found in ("clients", manifest.names), ("classes", classes):
+        if alike := alike_names(found):
             notes.append(
-                f"column {column.name!r} is read as {len(column.categories)} categories, since {value!r} in row "
-                f"{row + 1} is no number; correct the cell or leave it empty if the column holds numbers"
+                f"{what} {alike[0]!r} and {alike[1]!r} differ in case or spaces only; correct the table if they are one"
             )
     if constant := constant_columns(preprocessing):
         notes.append(f"one value in all training rows, so nothing to learn from: {', '.join(constant)}")
@@ -269,9 +302,8 @@ def told_about(
     n_train, _, n_test = (int(n) for n in manifest.sizes[smallest])
     if n_test < 10:
         notes.append(
-            f"client {manifest.names[smallest]!r} is tested on {n_test} rows only (trained on {n_train}): its score "
-            "moves in steps of "
-            f"{100 / n_test:.0f} points"
+            f"client {manifest.names[smallest]!r} is tested on {n_test} rows only (trained on {n_train})"
+            + (f": its score moves in steps of {100 / n_test:.0f} points" if classes else "")
         )
     if classes:
         held = manifest.label_counts(raw)
@@ -282,6 +314,17 @@ def told_about(
                 "there, and AUC is undefined"
             )
     return notes
+
+
+def alike_names(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first two names that differ in case or spaces only."""
+    seen: dict[str, str] = {}
+    for name in names:
+        key = "".join(name.split()).casefold()
+        if key in seen:
+            return seen[key], name
+        seen[key] = name
+    return None
 
 
 def check_score(score: str, own: OwnFederation) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.curves import N_POINTS_NOISY, seed_curve
-from dqnfed.report.reader import read_runs
+from dqnfed.report.reader import read_intact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def write_figures(runs: Sequence[Path], out: Path, *, formats: Sequence[str] = (
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"a figure is written as one of {', '.join(FORMATS)}, but {unknown[0]!r} was asked for.")
-    reading = read_runs(runs)
+    reading = read_intact(runs)
     if not reading.runs:
         reasons = "; ".join(map(str, reading.problems)) or "no folder was given"
         raise ValueError(f"there is no run to draw: {reasons}. Give a run folder, or a folder above run folders.")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dqnfed.core.checksums import damage_line, damaged_files
+from dqnfed.core.checksums import damage_line, damaged_files, refuse_damaged
 from dqnfed.report.measures import MEASURE, Floats, measures
 from dqnfed.report.run_files import (
     Client,
@@ -92,7 +92,8 @@ class Run:
         if not self.evaluations:
             return np.empty(0)
         kept = _kept_round(self.summary)
-        return next((e.accuracy for e in self.evaluations if e.round == kept), self.evaluations[-1].accuracy)
+        last = self.evaluations[-1].accuracy if kept is None else np.empty(0)  # of another round it is another model's
+        return next((e.accuracy for e in self.evaluations if e.round == kept), last)
 
     @property
     def n_train(self) -> Floats:
@@ -153,6 +154,14 @@ def read_runs(paths: Iterable[Path]) -> Reading:
         runs += views
         problems += said
     return Reading(tuple(runs), tuple(problems))
+
+
+def read_intact(paths: Iterable[Path]) -> Reading:
+    """Return every run at or below the paths; raise where a file of one is damaged: its numbers leave the folder."""
+    reading = read_runs(paths)
+    for folder in dict.fromkeys(run.folder for run in reading.runs):
+        refuse_damaged(folder)
+    return reading
 
 
 def read_run(folder: Path) -> tuple[list[Run], list[Problem]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.page import asset, package_version, write_whole
-from dqnfed.report.reader import read_runs
+from dqnfed.report.reader import read_intact
 from dqnfed.report.statement import statement_of
 from dqnfed.report.statement_html import statement_page
 from dqnfed.report.statement_pdf import write_pdf
@@ -22,7 +22,7 @@ def write_statements(
 
     `titles` says about methods what `dqnfed list algorithms --json` does, by name.
     """
-    reading = read_runs(runs)
+    reading = read_intact(runs)
     experiments = group(reading.runs).experiments
     if not experiments:
         reasons = "; ".join(map(str, reading.problems)) or "no folder was given"

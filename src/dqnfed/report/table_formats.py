@@ -13,7 +13,7 @@ from dqnfed.experiments.paper import PAPER_SEEDS, PrintedTable, paper_rounds, pr
 from dqnfed.report.comparison import Experiment, group
 from dqnfed.report.impossible import impossible_values
 from dqnfed.report.measures import MEASURE, Measure
-from dqnfed.report.reader import read_runs
+from dqnfed.report.reader import read_intact
 from dqnfed.report.significance import ACCEPTED, against_reference
 from dqnfed.report.tables import MISSING, Cell, FairnessTable, tabulate
 
@@ -60,7 +60,7 @@ def table_text(paths: Iterable[Path], form: str, *, weighted: bool = False, colu
     for key in columns:
         if key not in MEASURE and key != "seconds" and not key.startswith("class:"):
             raise ValueError(f"a table has no column {key!r}; there are {', '.join(MEASURE)}, seconds and class:NAME.")
-    reading = read_runs(paths)
+    reading = read_intact(paths)
     if not reading.runs:
         reasons = "; ".join(map(str, reading.problems)) or "no folder was given"
         raise ValueError(f"there is no run to tabulate: {reasons}. Give a run folder, or a folder above run folders.")

@@ -72,7 +72,7 @@ def consistent(
     cohort = Cohort(clients, sizes, setup.federation.n_clients, state.round, found.factors)
     claims = Claims(usable.rows(field), consistency.reported_losses(usable, state.losses.at(clients), cohort), cohort)
     before = _record(setup, state)
-    state.claims = consistency.judged(before, *claims[:2], state.server.theta, cohort)
+    state.claims = consistency.judged(before, *claims[:2], state.server.theta, cohort, share)
     state.claims = _with_turns(state, sketches.sketched(replies.rows(field)[found.kept].flatten(1)), clients)
     state.claims = consistency.with_lengths(
         state.claims, lengths, UNCHECKED_LENGTH * float(np.median(lengths)), clients

@@ -58,7 +58,7 @@ def after_one_step(
     losses = [scale * clients.losses(at) for at in (x, y)]
     a, b = torch.from_numpy(x), torch.from_numpy(y)
     state = with_claims(no_claims(K), rows[0], losses[0], a, b, cohort())
-    return judged(state, rows[1], losses[1], b, cohort(1))
+    return judged(state, rows[1], losses[1], b, cohort(1), 0.2)
 
 
 def changed(place: int, factor: float) -> Floats:
@@ -100,7 +100,7 @@ def test_a_fault_is_remembered_for_some_rounds() -> None:
     quiet = state._replace(theta=torch.zeros(0))
     n_rounds = 0
     while inconsistent(quiet, cohort(), 0.2).any():
-        quiet = judged(quiet, torch.ones(K, n).double(), np.ones(K), torch.zeros(n).double(), cohort())
+        quiet = judged(quiet, torch.ones(K, n).double(), np.ones(K), torch.zeros(n).double(), cohort(), 0.2)
         n_rounds += 1
     assert 2 <= n_rounds <= 5
 
@@ -114,7 +114,7 @@ def test_how_many_may_be_left_out() -> None:
 def test_unknown_losses_say_nothing() -> None:
     x = torch.zeros(n).double()
     state = with_claims(no_claims(K), torch.ones(K, n).double(), np.full(K, np.nan), x, x + 1.0, cohort())
-    state = judged(state, -torch.ones(K, n).double(), np.ones(K), x + 1.0, cohort(1))
+    state = judged(state, -torch.ones(K, n).double(), np.ones(K), x + 1.0, cohort(1), 0.2)
     assert state.faults.max() == 0.0
 
 
@@ -132,27 +132,40 @@ def test_who_is_caught_again_stays_out_longer() -> None:
 USUAL_STEP = (np.full(4, -1.0), np.full(4, -0.8), np.full(4, -0.9))  # slopes before and after, changes: as is said
 
 
-def faults_beside_usual_clients(before: float, after: float, change: float) -> tuple[float, bool]:
-    """Return the fault of a fifth client, and whether its loss agrees."""
+def faults_beside_usual_clients(before: float, after: float, change: float) -> tuple[float, bool, bool]:
+    """Return the fault of a fifth client, whether its loss agrees, and whether it was hurt."""
     given = [np.append(values, own) for values, own in zip(USUAL_STEP, (before, after, change), strict=True)]
     found = fault_sizes(given[0], given[1], given[2], 0.0)
-    return float(found.sizes[-1]), bool(found.agrees[-1])
+    return float(found.sizes[-1]), bool(found.agrees[-1]), bool(found.hurt[-1])
 
 
 @pytest.mark.parametrize(("before", "after"), [(-1.0, 0.2), (-0.3, -0.1), (-0.2, 0.6), (0.2, 0.5), (0.5, 3.0)])
 @pytest.mark.parametrize("change", [0.3, 1.5, 4.0])
 def test_whom_a_step_has_hurt_is_not_at_fault(before: float, after: float, change: float) -> None:
-    """Its slope has vanished or turned, and its loss rises by more than that says."""
+    """Its slope has vanished or turned, and its loss rises by more than that says: who is out does not come back so."""
     if change > 0.5 * (before + after):
-        assert faults_beside_usual_clients(before, after, change) == (0.0, True)
+        fault, agrees, hurt = faults_beside_usual_clients(before, after, change)
+        assert (fault, hurt) == (0.0, True)
+        assert agrees == (change - 0.5 * (before + after) <= 0.25 * (abs(before) + abs(after)))
 
 
 @pytest.mark.parametrize("before", [-1.0, -0.5])
 def test_who_reverses_its_rows_and_is_hurt_is_at_fault(before: float) -> None:
     """The truth is a loss that rises ever faster; it says one that falls ever faster."""
-    fault, agrees = faults_beside_usual_clients(before, 1.2 * before, -1.1 * before)
+    fault, agrees, _ = faults_beside_usual_clients(before, 1.2 * before, -1.1 * before)
     assert fault > 1.0
     assert not agrees
+
+
+def test_two_that_reverse_their_rows_do_not_hide_in_the_scatter_that_they_make() -> None:
+    """Ten clients, eight of which follow their slopes as local training does, by a half to a little more than all."""
+    slopes = np.append(np.full(8, -1.0), [-5.0, -5.0])
+    followed = np.array([0.38, 0.86, 1.16, 0.84, 0.89, 1.31, 1.06, 0.45, -0.53, -0.47])  # recorded in such a round
+    for out, n_seen in (0.0, 0), (0.2, 2):
+        found = fault_sizes(slopes, slopes, followed * slopes, 0.0, out)
+        seen = found.sizes * found.weights > 1.0
+        assert seen.sum() == n_seen
+        assert not seen[:8].any()
 
 
 def test_a_rise_beyond_all_measure_is_at_fault() -> None:

@@ -15,7 +15,7 @@ from dqnfed import DQNFed, FedAvg
 from dqnfed.core.algorithm import AnyAlgorithm, Info
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
-from dqnfed.core.screening import Policy, hold_scalars, prepared_with, screen, screened_replies
+from dqnfed.core.screening import Policy, clip_unusual, hold_scalars, prepared_with, screen, screened_replies
 
 
 class Update(NamedTuple):
@@ -208,3 +208,15 @@ def test_scalars_that_steer_the_step_are_held_near_the_cohorts() -> None:
         assert same is given
     two = given.take(torch.tensor([1, 2]))
     assert hold_scalars(two, Policy(scalar_bounds=30.0), INFO, None) == (two, [])  # of two nobody's is usual
+
+
+def test_scalars_and_rows_of_clients_without_a_record_are_held_more_closely() -> None:
+    """Median size 2: at most 30 times it, 3 times without a record; rows at most 1.5 times the median length then."""
+    losses = Replies(Scalars(torch.tensor([2.0, 2.0, 2.0, 1e9, 1e9])))
+    policy, checked = Policy(scalar_bounds=30.0), np.array([True, True, True, True, False])
+    found, _ = hold_scalars(losses, policy, INFO, checked)
+    assert found.scalars("loss").tolist() == [2.0, 2.0, 2.0, 60.0, 6.0]
+    rows = replies([1.0, 1.0, 1.0, 4.0, 4.0])
+    usual = np.array([1.0, 1.0, 1.0, 3.0, math.nan])
+    clipped = clip_unusual(rows, screen(rows, policy, INFO), policy, INFO.clip_fields[0], usual)
+    assert clipped.factors.tolist() == [1.0, 1.0, 1.0, 1.0, 1.5 / 4.0]

@@ -233,3 +233,15 @@ def test_a_loss_cannot_jump_a_short_way_ahead() -> None:
     slopes = np.array([-1e-3, -2e-3, -1e-3, 0.0])
     assert jump_sizes(slopes, 0.9 * slopes, 1e-9).max() < 0.5
     assert np.flatnonzero(jump_sizes(slopes, slopes + np.array([0.0, 0.0, 0.0, 2.0]), 1e-9) > 0.5).tolist() == [3]
+
+
+def test_who_comes_back_does_not_hold_the_step_and_who_goes_does() -> None:
+    """All curvatures that limited the last step limit this one, too, unless one of its clients is missing."""
+    nine, ten = torch.arange(10) < 9, torch.ones(10, dtype=torch.bool)
+    careful = Trust(drop_share=0.2)
+    assert careful.all_again(ten, ten)
+    assert careful.all_again(nine, ten)
+    assert not careful.all_again(ten, nine)
+    assert not careful.all_again(torch.arange(10) < 5, ten)  # more than may have been left out
+    assert not careful.all_again(torch.zeros(0, dtype=torch.bool), ten)
+    assert not Trust().all_again(nine, ten)

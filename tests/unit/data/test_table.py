@@ -60,6 +60,8 @@ def test_npz_matrices_become_columns(tmp_path: Path) -> None:
         ("t.csv", "", "is empty"),
         ("t.csv", "a,b\n", "has no rows"),
         ("t.csv", "a,b\n1,2\n1\n", "line 3: 1 values for 2 columns"),
+        ("t.csv", 'a,b\n\n"1\n2",2\n\n1\n', "line 6: 1 values for 2 columns"),
+        ("t.csv", "a,b\n1,2\x00\n", "line 2 holds a NUL character"),
         ("t.csv", "a,a\n1,2\n", "more than one column called 'a'"),
         ("t.xlsx", "x", r"is not one of \.csv"),
         ("t.npz", "x", "is not an .npz file"),
@@ -131,3 +133,46 @@ def test_a_parquet_column_of_more_than_one_value_a_cell_is_refused(tmp_path: Pat
     pyarrow.parquet.write_table(arrow.table({"y": [0, 1], "x": [cell, cell]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"column .x. is of type .*, but a cell of a table is one number or one text"):
         read_table(tmp_path / "t.parquet")
+
+
+def test_codes_with_an_underscore_are_no_numbers(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("bed,x\n1_05,1\n12_3,2\n")
+    assert read_table(tmp_path / "t.csv").columns["bed"].tolist() == ["1_05", "12_3"]
+
+
+def test_texts_of_parquet_and_npz_are_read_as_those_of_csv(tmp_path: Path) -> None:
+    """Spaces around them are no part of them, NA is missing, numbers are numbers."""
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    cells = {"label": ["no", "no ", " yes"], "age": ["31", "NA", "4.5"]}
+    (tmp_path / "t.csv").write_text("label,age\nno,31\nno ,NA\n yes,4.5\n")
+    pyarrow.parquet.write_table(arrow.table(cells), tmp_path / "t.parquet")
+    np.savez(tmp_path / "t.npz", **{name: np.array(values) for name, values in cells.items()})  # type: ignore[arg-type]
+    np.savez(tmp_path / "bytes.npz", **{name: np.array(values, dtype="S") for name, values in cells.items()})  # type: ignore[arg-type]
+    for name in ("t.csv", "t.parquet", "t.npz", "bytes.npz"):
+        found = read_table(tmp_path / name).columns
+        assert found["label"].tolist() == ["no", "no", "yes"], name
+        np.testing.assert_array_equal(found["age"], [31.0, np.nan, 4.5])
+
+
+def test_no_array_of_an_npz_file_is_left_out_silently(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.ones((3, 2)), x0=np.zeros(3))
+    with pytest.raises(DataError, match="two columns 'x0'"):
+        read_table(tmp_path / "t.npz")
+    np.savez(tmp_path / "t.npz", x=np.ones(3), z=np.ones(3) * 1j)
+    with pytest.raises(DataError, match="array 'z' is of type complex128"):
+        read_table(tmp_path / "t.npz")
+    days = np.array(["2024-01-01", "NaT"], dtype="datetime64[D]")
+    np.savez(tmp_path / "t.npz", x=np.ones(2), day=days)
+    assert read_table(tmp_path / "t.npz").columns["day"].tolist() == ["2024-01-01", ""]
+
+
+def test_a_folder_without_one_of_its_tables_is_refused_and_other_files_are_noted(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "c.xlsx").write_text("x")
+    assert read_table(tmp_path).ignored == ("c.xlsx",)
+    (tmp_path / "d.csv").symlink_to(tmp_path / "gone.csv")
+    with pytest.raises(DataError, match=r"d\.csv is a link to a file that is not there"):
+        read_table(tmp_path)

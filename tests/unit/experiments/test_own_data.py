@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,47 @@ def test_a_text_among_numbers_is_named(tmp_path: Path) -> None:
         own_federation(own(tmp_path, rows))
     found = own_federation(own(tmp_path, [{**row, "age": str(i % 7) if i else "old"} for i, row in enumerate(rows)]))
     assert any("'age' is read as 8 categories, since 'old' in row 1 is no number" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("write", ["{},5", "1 {}00", "{}00.000.000", "{} %", "€{}", "\u2212{}"])
+def test_numbers_in_another_notation_are_refused(tmp_path: Path, write: str) -> None:
+    """Few different ones would be categories, silently; as a label they would be classes."""
+    rows = hospital_rows()
+    odd = [write.format(i % 7) for i in range(len(rows))]
+    for column in ("age", "outcome"):
+        with pytest.raises(
+            DataError, match=rf"row 1, column '{column}': .* is a number in a notation that is not read"
+        ):
+            own_federation(own(tmp_path, [{**row, column: cell} for row, cell in zip(rows, odd, strict=True)]))
+    own_federation(own(tmp_path, [{**row, "age": f"2024-01-0{i % 7 + 1}"} for i, row in enumerate(rows)]))
+
+
+def test_columns_that_tell_nothing_about_a_row_are_pointed_out(tmp_path: Path) -> None:
+    rows = hospital_rows()[:60]
+    for cells, said in (
+        ([f"2024-{i // 28 + 1:02d}-{i % 28 + 1:02d}" for i in range(60)], "training rows, so hardly any tells"),
+        ([f"{7 + i}" for i in range(60)], "counts the rows"),
+    ):
+        found = own_federation(own(tmp_path, [{**row, "age": cell} for row, cell in zip(rows, cells, strict=True)]))
+        assert any("age" in note and re.search(said, note) for note in found.notes), found.notes
+    rows[0]["hospital"] = rows[0]["hospital"].upper() + " "
+    assert any("differ in case or spaces only" in note for note in own_federation(own(tmp_path, rows)).notes)
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (1e12, 1.0), (0.0, 1e25), (0.0, 1e-28)])
+def test_targets_are_standardised_whatever_their_unit(tmp_path: Path, shift: float, scale: float) -> None:
+    """Float32 has no digits for the minutes of a date in milliseconds, and no squares of 1e25."""
+    rows, generator = hospital_rows(), np.random.default_rng(0)
+    values = generator.normal(size=len(rows))
+    labels = [repr(float(shift + scale * value)) for value in values]
+    found = own_federation(own(tmp_path, [{**row, "outcome": y} for row, y in zip(rows, labels, strict=True)]))
+    train = found.federation.train.targets
+    assert abs(float(train.mean())) < 1e-4
+    assert abs(float(train.std(correction=0)) - 1.0) < 1e-4
+    again = train.double() * found.columns.target_std + found.columns.target_mean
+    assert np.isin(np.round((again.numpy() - shift) / scale, 3), np.round(values, 3)).mean() > 0.95
+    with pytest.raises(DataError, match=r"is 3\.5 in every row; there is nothing to learn"):
+        own_federation(own(tmp_path, [{**row, "outcome": "3.5"} for row in rows]))
 
 
 EXTREMES = ["inf", "-inf", "1e999", "1e300", "-1e31", "1e20", "-3e12"]
