@@ -42,7 +42,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (rows,) = ctx.saved_tensors
         weight = ctx.weight.data  # autograd counts changes of theta, of which other layers' parameters are views too
-        in_rows = torch.mm(slope, weight) if ctx.needs_input_grad[0] else None
+        in_rows = linear(slope, weight.t()) if ctx.needs_input_grad[0] else None
         weight.addmm_(slope.t(), rows, beta=ctx.kept, alpha=-ctx.lr)
         if ctx.bias is not None:
             ctx.bias.data.mul_(ctx.kept).sub_(slope.sum(0), alpha=ctx.lr)
