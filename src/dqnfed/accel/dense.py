@@ -159,7 +159,7 @@ def dense_chain(module: nn.Module, layout: Layout) -> DenseChain | None:
     preparation: list[nn.Module] = []
     layers: list[Layer] = []
     for path, part in _parts(module):
-        if _has_hooks(part):
+        if has_hooks(part):
             return None
         if type(part) is nn.Linear:
             if f"{path}weight" not in starts or (part.bias is not None and f"{path}bias" not in starts):
@@ -207,10 +207,11 @@ def activation_slope_(name: str, delta: Tensor, activated: Tensor) -> None:
 
 def _parts(module: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
     """Return the modules that a chain of `nn.Sequential` calls, in order, each with the prefix of its parameters."""
-    if type(module) is not nn.Sequential or _has_hooks(module):
+    if type(module) is not nn.Sequential or has_hooks(module):
         return [(path, module)]
     return [found for name, child in module.named_children() for found in _parts(child, f"{path}{name}.")]
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether somebody watches or changes what the module computes."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.accel.dense import DenseChain, dense_chain
+from dqnfed.accel.fused_linear import fused_module
 from dqnfed.accel.patches import in_patches
 from dqnfed.core.problem import ModuleModel, Problem
 from dqnfed.core.tensors import Layout
@@ -51,6 +52,13 @@ class FastModel:
     def in_patches(self) -> ModuleModel | None:
         """The model with convolutions as products, which vmap takes well; None where it has no such form."""
         module = None if self.model.autocast is not None else in_patches(self.model.module)
+        return None if module is None else replace(self.model, module=module)
+
+    @cached_property
+    def fused(self) -> ModuleModel | None:
+        """The model with dense layers that make a step of SGD in their backward pass; None where it has none."""
+        is_plain = self.compiled is None and self.model.autocast is None
+        module = fused_module(self.model.module) if is_plain else None
         return None if module is None else replace(self.model, module=module)
 
     def for_vmap(self, problem: Problem) -> Problem:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from dqnfed.accel.dense import Weights
 from dqnfed.accel.dense_sgd import dense_sgd
-from dqnfed.accel.fast_model import FastModel
+from dqnfed.accel.fast_model import FastModel, Outputs
+from dqnfed.accel.fused_linear import set_step
 from dqnfed.accel.gradients import (
     Features,
     analytic_gradient,
@@ -17,7 +18,6 @@ from dqnfed.accel.gradients import (
     equal_shares,
     is_mean_loss,
     is_transformed,
-    leaf_slopes,
     needs_outer_grad,
     parameter_leaves,
     single_cpu_client,
@@ -126,13 +126,31 @@ def _each(change: Callable[..., Tensor], *layers: Sequence[Weights]) -> list[Wei
     ]
 
 
+@torch.enable_grad()
+def sgd_slopes(
+    problem: Problem,
+    outputs: Outputs,
+    leaves: dict[str, Tensor],
+    inside: Collection[str],
+    inputs: Tensor,
+    targets: Tensor,
+    shares: Tensor,
+) -> list[Tensor]:
+    """Return the gradient in every leaf but those `inside` fused layers, which make their step meanwhile."""
+    loss = problem.losses(outputs(leaves, inputs), targets) @ shares
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)  # a fused layer's gradients are unused
+    named = [(leaf, slope) for (name, leaf), slope in zip(leaves.items(), found, strict=True) if name not in inside]
+    return [torch.zeros_like(leaf) if slope is None else slope for leaf, slope in named]
+
+
 @torch.no_grad()
 def sgd_in_place(
     problem: Problem, model: FastModel, task: Task, theta: Tensor, *, momentum: float, decay: float
 ) -> None:
     """Change theta by the task's local steps of SGD, for one client on a CPU; `decay` includes the ridge.
 
-    Networks of dense layers never have a gradient in memory; others have no more than autograd makes.
+    Networks of dense layers never have a gradient in memory, nor have the dense layers of others; their other layers
+    have what autograd makes.
     """
     inputs = cast_inputs(task.inputs, theta.dtype)
     found = analytic_gradient(problem, model, inputs, task.targets)
@@ -141,6 +159,10 @@ def sgd_in_place(
         return
     lr, everyone, leaves = float(task.lr), task_shares(task), parameter_leaves(theta, model.layout)
     velocity = list(named_parameters(torch.zeros_like(theta), model.layout).values()) if momentum else []
+    fused = None if momentum else model.fused
+    outputs = model.outputs if fused is None else fused.outputs
+    inside = () if fused is None else set_step(fused.module, lr, 1.0 - lr * decay)
+    places = [leaf for name, leaf in leaves.items() if name not in inside]
     for batch, n_rows in zip(task.batches, (task.batches >= 0).sum(1).tolist(), strict=True):
         rows = None if batch.shape[-1] == 0 else batch if n_rows == len(batch) else batch[batch >= 0]
         if rows is not None and n_rows == 0:
@@ -148,15 +170,14 @@ def sgd_in_place(
         targets = task.targets if rows is None else task.targets.index_select(0, rows)
         shares = everyone if rows is None else equal_shares(theta, n_rows)
         examples = inputs if rows is None else inputs.index_select(0, rows)
-        slopes, _ = leaf_slopes(problem, model.outputs, leaves, examples, targets, shares)
-        places = list(leaves.values())
+        slopes = sgd_slopes(problem, outputs, leaves, inside, examples, targets, shares)
         if velocity:
             torch._foreach_mul_(velocity, momentum)
             torch._foreach_add_(velocity, slopes)
             if decay:
                 torch._foreach_add_(velocity, places, alpha=decay)
             torch._foreach_add_(places, velocity, alpha=-lr)
-        else:
+        elif places:
             if decay:
                 torch._foreach_mul_(places, 1.0 - lr * decay)
             torch._foreach_add_(places, slopes, alpha=-lr)

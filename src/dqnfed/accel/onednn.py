@@ -22,6 +22,6 @@ def _suits(rows: Tensor, weight: Tensor) -> bool:
         rows.dtype == weight.dtype == torch.float32
         and rows.numel() * len(weight) >= LEAST_WORK
         and rows.is_contiguous()
-        and weight.is_contiguous()
+        and (weight.is_contiguous() or weight.t().is_contiguous())
         and rows.device.type == "cpu"
     )

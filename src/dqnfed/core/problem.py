@@ -39,7 +39,8 @@ def sampled(task: Task, *, every: int, least: int) -> Task:
     size = (n_examples // every).clamp(min=least)
     rows = torch.where(n_examples > size, places * n_examples // size, places).clamp(max=len(task.mask) - 1)
     mask = torch.where(places < size, task.mask[rows], torch.zeros_like(task.mask[rows]))
-    return task._replace(inputs=task.inputs[rows], targets=task.targets[rows], mask=mask)
+    inputs = task.inputs.index_select(0, rows)  # which copies whole images; an index in brackets copies their numbers
+    return task._replace(inputs=inputs, targets=task.targets[rows], mask=mask)
 
 
 def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dqnfed.accel.onednn import LEAST_WORK, linear
 from dqnfed.accel.products import (
     BLOCK,
     device_gramian,
@@ -94,3 +95,15 @@ def test_wrong_shapes_are_named() -> None:
         fast_gramian(torch.ones(3))
     with pytest.raises(ValueError, match=r"as long as the rows of G, 4.*\(1, 5\)"):
         fast_gramian(torch.ones(2, 4), torch.ones(1, 5))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("n_rows", [2, 64])
+def test_a_linear_layer_by_onednn_is_the_product(n_rows: int, is_transposed: bool) -> None:
+    rows, weight, bias = (gaussian_rows(*shape, torch.float32) for shape in ((n_rows, 400), (200, 400), (1, 200)))
+    assert (rows.numel() * len(weight) >= LEAST_WORK) == (n_rows == 64)
+    given = weight.t().contiguous().t() if is_transposed else weight
+    expected = rows.double() @ weight.double().T
+    bound = 400 * torch.finfo(torch.float32).eps * (rows.double().abs() @ weight.double().abs().T + bias.abs())
+    assert ((linear(rows, given) - expected).abs() <= bound).all()
+    assert ((linear(rows, given, bias[0]) - expected - bias).abs() <= bound).all()
