@@ -32,6 +32,8 @@ class Asked:
 class Recorded(Replies[U], Generic[U]):
     """Replies whose rows are behind questions; to reach for `updates` is to ask for all rows."""
 
+    are_padded = False
+
     def __init__(self, updates: U, asked: Asked) -> None:
         self._plain, self._asked = Replies(updates), asked
 
@@ -71,6 +73,10 @@ class Recorded(Replies[U], Generic[U]):
     def gram(self, field: str, extra: Tensor | Sequence[Tensor] | None = None) -> FloatArray:
         self._asked.note("gram")
         return self._plain.gram(field, extra)
+
+    def form(self, field: str, vectors: Tensor, middle: FloatArray) -> FloatArray:
+        self._asked.note("gram")
+        return self._plain.form(field, vectors, middle)
 
     def rows(self, field: str) -> Tensor:
         self._asked.note("rows")

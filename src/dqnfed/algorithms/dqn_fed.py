@@ -329,7 +329,8 @@ class DQNFed(DescentSettings):
             mean = slopes.mean(), curvature.mean(), norm_of(replies.mean("gradient"))
             limits = [np.append(values, value) for values, value in zip(limits, mean, strict=True)]
         parts = self.parts
-        if not parts.trust.all_again(server.metric.before.members, server.search.mean.members):
+        before, now = server.metric.before.members, server.search.mean.members
+        if not torch.equal(before, now) and not parts.trust.all_again(before, now):
             parts = parts._replace(length=replace(parts.length, growth=1.0))  # curvatures along a step of other clients
         return phases.lengthened(parts, server, phases.Limits(*limits), everyone, notes)
 
