@@ -245,7 +245,7 @@ def test_faults_over_the_network_are_named_and_survived(deployment: Deployment) 
     reasons = [faults[0]["why"] for faults in dropped[:4]]
     assert reasons[0] == "update is not finite"
     assert "its app failed" in reasons[1]
-    assert "another shape" in reasons[2]
+    assert "but the server expects" in reasons[2]
     assert reasons[3] == "no reply before the timeout"
     assert result.summary["train_loss"]["mean"] < result.summary["start"]["train_loss"]["mean"]
 
