@@ -23,6 +23,7 @@ from dqnfed.secure.wholes import BYTES, signed_whole, whole_pads, wholes_of, wor
 
 PLACES = 80  # binary places of a product over the length of row and vector, and of C over its largest entry
 FOR = "products in a form"  # what the pads are for
+BLOCK = 16384  # numbers of a vector that are float64 at a time, which stay in a processor's cache
 MOST_VECTORS = 128  # R^2 terms of 240 bits stay below 2^255
 
 
@@ -57,8 +58,11 @@ def form_of(vectors: Tensor, middle: FloatArray) -> Form:
 
 def products_with(row: FloatArray, form: Form) -> FloatArray:
     """Return a row's products with the vectors over their powers of two, [R]."""
-    found: FloatArray = (form.vectors.double().cpu() @ torch.from_numpy(row)).numpy()
-    return np.ldexp(found, [-e for e in form.exponents])
+    found, numbers = torch.zeros(len(form.vectors), dtype=torch.float64), torch.from_numpy(row)
+    for vectors, part in zip(form.vectors.cpu().split(BLOCK, dim=1), numbers.split(BLOCK), strict=True):
+        found += vectors.double() @ part
+    products: FloatArray = np.ldexp(found.numpy(), [-e for e in form.exponents])
+    return products
 
 
 def padded_products(
