@@ -26,6 +26,7 @@ from dqnfed.sim.state import Setup, State
 from dqnfed.sim.tasks import TaskBuilder
 from tests.contract.cases import METHODS
 from tests.helpers.bowls import Case, Client, federation_of, linear_model, normal, normed_network, small_network
+from tests.helpers.quick import every
 from tests.helpers.recording import LEVELS, Asked, recorded
 from tests.helpers.turns import relative_distance
 
@@ -364,13 +365,13 @@ def test_a_methods_own_setting_has_an_effect_or_is_refused(name: str, field: str
     assert refusal is None or has_effect_in_a_mode(name, field, value), f"of no use in any mode; alone: {refusal}"
 
 
-# Settings that one helper passes on for every method; `make test` tries them with a few, and half of the other pairs.
+# Settings that one helper passes on for every method; `make test` tries them with a few, of other pairs a third.
 PASSED_ON = ("optimizer", "nesterov", "clip_norm", "schedule", "schedule_rounds", "warmup")
 FEW = ("dqn-fed", "fedavg", "scaffold", "fedmgda-plus", "dqn-fed-literal", "mifa", "ditto")
 
 
 def is_slow(k: int, name: str, field: str) -> bool:
-    return name in LONG or (name not in FEW and (field in PASSED_ON or k % 2 == 1))
+    return name in LONG or (name not in FEW and (field in PASSED_ON or k % 3 > 0))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,7 @@ def test_a_shared_setting_has_an_effect_or_is_refused_or_named_as_unused(name: s
     [("lr_decay_every", 2, (("lr_decay", 0.5),)), ("momentum", 0.5, (("epochs", 2),))],
     ids=["period of a decay", "momentum of several steps"],
 )
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every(2, METHODS))
 def test_a_shared_setting_that_needs_another_has_an_effect_with_it(
     name: str, field: str, value: Any, base: Changes
 ) -> None:

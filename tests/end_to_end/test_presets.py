@@ -177,7 +177,7 @@ def test_presets_say_what_the_paper_leaves_out(preset: str) -> None:
     assert tomllib.loads(text)["data"]["name"] == dataset_called(read_config(preset).data.name).name
 
 
-@pytest.mark.parametrize("preset", every(2, NEEDS_FILES))
+@pytest.mark.parametrize("preset", every(3, NEEDS_FILES))
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=[] if name == "dqn-fed" else [pytest.mark.slow]) for name in METHODS]
 )
