@@ -100,12 +100,12 @@ def test_every_exemption_names_a_contract_test_and_a_reason(name: str) -> None:
         assert len(reason.split()) >= 3, f"{name} must say why it is exempt from {test}"
 
 
-@pytest.mark.parametrize(("name", "field"), FIELDS)
+@pytest.mark.parametrize(  # of a truth value both are fine
+    ("name", "field"), [(n, field) for n, field in FIELDS if not isinstance(getattr(REGISTRY[n](), field), bool)]
+)
 def test_bad_hyperparameters_are_refused_by_name(name: str, field: str) -> None:
     algorithm = REGISTRY[name]
     default = getattr(algorithm(), field)
-    if isinstance(default, bool):
-        pytest.skip("both truth values are fine")
     bad: list[Any] = [math.nan]
     if isinstance(default, str):
         bad.append("no such choice")
