@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dqnfed.accel.kernels import FastKernels
-from dqnfed.accel.memory import Heap, frozen_gc
+from dqnfed.accel.memory import Heap, frozen_gc, keep_freed_blocks
 from dqnfed.accel.replies import FastReplies
 from dqnfed.core.problem import Problem
 from dqnfed.core.replies import Replies
@@ -21,6 +21,9 @@ class Accelerated:
     """The faster forms, for one run."""
 
     replies: type[Replies[Any]] = FastReplies
+
+    def __init__(self) -> None:
+        keep_freed_blocks()
 
     def problem(self, problem: Problem) -> Problem:
         """Return the problem with kernels of its own; what was compiled for it stays."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from dqnfed.accel.dense import DenseChain, dense_chain
 from dqnfed.accel.fused_linear import fused_module
 from dqnfed.accel.patches import in_patches
+from dqnfed.accel.pooling import pooled_first
 from dqnfed.core.problem import ModuleModel, Problem
 from dqnfed.core.tensors import Layout
 
@@ -49,6 +50,16 @@ class FastModel:
         return None if self.model.autocast is not None else dense_chain(self.model.module, self.model.layout)
 
     @cached_property
+    def has_images(self) -> bool:
+        """Whether the module has kernels of images, whose layout and whose number at once count on a CPU."""
+        return any(len(shape) == 4 for _, shape in self.layout)
+
+    @cached_property
+    def on_cpu(self) -> ModuleModel:
+        """The model as a CPU computes it: a ReLU after the pooling that follows it."""
+        return replace(self.model, module=pooled_first(self.model.module)) if self.has_images else self.model
+
+    @cached_property
     def in_patches(self) -> ModuleModel | None:
         """The model with convolutions as products, which vmap takes well; None where it has no such form."""
         module = None if self.model.autocast is not None else in_patches(self.model.module)
@@ -58,7 +69,7 @@ class FastModel:
     def fused(self) -> ModuleModel | None:
         """The model with dense layers that make a step of SGD in their backward pass; None where it has none."""
         is_plain = self.compiled is None and self.model.autocast is None
-        module = fused_module(self.model.module) if is_plain else None
+        module = fused_module(self.on_cpu.module) if is_plain else None
         return None if module is None else replace(self.model, module=module)
 
     def for_vmap(self, problem: Problem) -> Problem:
@@ -73,7 +84,8 @@ class FastModel:
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs in a step of training, whose shapes come again and again: compiled, where it is."""
-        return (self.compiled or self.model.outputs)(parameters, inputs)
+        model = self.model if inputs.is_cuda else self.on_cpu
+        return (self.compiled or model.outputs)(parameters, inputs)
 
 
 def fast_model(problem: Problem, compiled: Compiled | None = None, *, patches_on_cpu: bool = False) -> FastModel | None:

@@ -27,6 +27,7 @@ from dqnfed.core.tensors import Layout, named_parameters
 
 Slope = Callable[[Tensor], Tensor]  # outputs [N, c] -> derivative [N, c]
 EXAMPLES_AT_ONCE = 1024  # of one client's on a GPU, outside vmap
+IMAGES_AT_ONCE = 64  # through convolutions on a CPU: the activations of more do not fit in its caches
 
 
 def gradients_and_values(
@@ -51,13 +52,26 @@ def gradients_and_values(
 
 def mean_loss(problem: Problem, model: FastModel | None, theta: Tensor, task: Task) -> Tensor:
     """Return the client's mean training loss; of one client on a CPU and dense layers without a call of the module."""
-    if model is not None and model.chain is not None and single_cpu_client(problem, theta):
-        with torch.no_grad():
-            features = model.chain.features(cast_inputs(task.inputs, theta.dtype))
-            if features is not None:
-                losses = problem.losses(model.chain.outputs(theta, features), task.targets)
-                return problem.regularised(theta, losses @ task_shares(task))
-    return problem.loss(theta, task)
+    if model is None or not single_cpu_client(problem, theta):
+        return problem.loss(theta, task)
+    with torch.no_grad():
+        if model.has_images:
+            outputs = image_outputs(model, theta, task.inputs)
+        elif model.chain is None:
+            return problem.loss(theta, task)
+        elif (features := model.chain.features(cast_inputs(task.inputs, theta.dtype))) is not None:
+            outputs = model.chain.outputs(theta, features)
+        else:
+            return problem.loss(theta, task)
+        return problem.regularised(theta, problem.losses(outputs, task.targets) @ task_shares(task))
+
+
+@torch.no_grad()
+def image_outputs(model: FastModel, theta: Tensor, images: Tensor) -> Tensor:
+    """Return the outputs of a network with convolutions on a CPU, of some images at a time, channels last."""
+    leaves = parameter_leaves(theta, model.layout)
+    parts = cast_inputs(images, theta.dtype).split(IMAGES_AT_ONCE)
+    return torch.cat([model.on_cpu.outputs(leaves, part) for part in parts])
 
 
 def batch_gradient(problem: Problem, model: FastModel | None, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
@@ -262,9 +276,14 @@ def _by_autograd(
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         if model is not None:
-            leaves = parameter_leaves(theta, model.layout)
-            slopes, loss = leaf_slopes(problem, model.outputs, leaves, inputs, targets, shares)
-            return torch.cat([slope.reshape(-1) for slope in slopes]), loss
+            leaves, outputs = parameter_leaves(theta, model.layout), model.outputs
+            size = IMAGES_AT_ONCE if model.has_images and model.compiled is None else max(1, len(inputs))
+            total, loss = None, torch.zeros_like(theta[:1]).sum()
+            for given in zip(inputs.split(size), targets.split(size), shares.split(size), strict=True):
+                slopes, part = leaf_slopes(problem, outputs, leaves, *given)
+                total, loss = slopes if total is None else torch._foreach_add(total, slopes), loss + part
+            assert total is not None  # of no examples there is one part, without any
+            return torch.cat([slope.reshape(-1) for slope in total]), loss
         leaf = theta.detach().requires_grad_()
         loss = problem.losses(problem.predict(leaf, inputs), targets) @ shares
         return torch.autograd.grad(loss, leaf, materialize_grads=True)[0].clone(), loss.detach()

@@ -12,7 +12,14 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from dqnfed.accel.fast_model import Compiled, FastModel, compiled_outputs, fast_model
-from dqnfed.accel.gradients import batch_gradient, gradients_and_values, mean_loss
+from dqnfed.accel.gradients import (
+    batch_gradient,
+    gradients_and_values,
+    image_outputs,
+    is_transformed,
+    mean_loss,
+    needs_outer_grad,
+)
 from dqnfed.accel.graphs import GraphedFunction
 from dqnfed.accel.local_sgd import fast_sgd
 from dqnfed.accel.transfer import to_device_async
@@ -79,6 +86,9 @@ class FastKernels(PlainKernels):
     def forward(
         self, problem: Problem, theta: Tensor, inputs: Tensor, targets: Tensor, *, fixed: bool
     ) -> tuple[Tensor, Tensor]:
+        if (model := self._of_images(problem, theta)) is not None:
+            outputs = image_outputs(model, theta, inputs)
+            return problem.losses(outputs, targets), outputs
         key = (id(problem.predict), id(problem.losses))
         if key not in self._forwards:
             forward = _forward(problem.predict, problem.losses, self._on_gpu)
@@ -93,12 +103,22 @@ class FastKernels(PlainKernels):
         is_dense = model is not None and model.chain is not None
         if thetas.is_cuda and is_dense and len(sizes) * int(sizes.max()) <= min(PADDED_ON_GPU, 4 * self._on_gpu):
             return forward_together(problem, thetas, inputs, targets, sizes)
+        counts = sizes.tolist()
+        each = zip(thetas, inputs.split(counts), targets.split(counts), strict=True)
+        if self._of_images(problem, thetas) is not None:
+            losses, outputs = zip(*(self.forward(problem, *one, fixed=False) for one in each), strict=True)
+            return torch.cat(losses), torch.cat(outputs)
         if not thetas.is_cuda or self._on_gpu >= EXAMPLES_AT_ONCE:
             return super().forward_each(problem, thetas, inputs, targets, sizes)
-        forward, counts = _forward(problem.predict, problem.losses, self._on_gpu), sizes.tolist()
-        each = zip(thetas, inputs.split(counts), targets.split(counts), strict=True)
+        forward = _forward(problem.predict, problem.losses, self._on_gpu)
         losses, outputs = zip(*(forward(*one) for one in each), strict=True)
         return torch.cat(losses), torch.cat(outputs)
+
+    def _of_images(self, problem: Problem, theta: Tensor) -> FastModel | None:
+        """Return the model where it has convolutions that are evaluated on a CPU; else None."""
+        is_plain = theta.device.type == "cpu" and not self._emulate and not is_transformed()
+        model = self.model(problem) if is_plain and not needs_outer_grad([theta]) else None
+        return model if model is not None and model.has_images else None
 
     def fresh(self) -> FastKernels:
         return FastKernels(compiled=self._compiled, emulate_graphs=self._emulate, on_gpu=self._on_gpu)

@@ -22,6 +22,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+from dqnfed.accel.memory import keep_freed_blocks
 from dqnfed.core.algorithm import AnyAlgorithm
 from dqnfed.core.federation import Federation
 from dqnfed.core.problem import ModuleModel, Problem, Task
@@ -56,6 +57,7 @@ class Worker:
 
     def __init__(self, level: int, gpu_share: float) -> None:
         torch.set_num_threads(1)
+        keep_freed_blocks()
         logging.basicConfig(level=level)
         self._gpu_share, self._device = gpu_share, torch.device("cuda:0" if gpu_share else "cpu")  # Ray shows its own
         self._references: list[Any] = []

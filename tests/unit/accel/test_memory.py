@@ -12,7 +12,7 @@ from dqnfed.accel import memory
 def test_memory_is_given_back_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     now = [0.0]
-    monkeypatch.setattr(memory, "_malloc_trim", lambda: given.append)
+    monkeypatch.setattr(memory, "_of_c_library", lambda name: given.append)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     kept = memory.Heap(seconds=2.0)
     for now[0] in (0.5, 1.9, 2.1, 3.0, 4.2):
@@ -23,4 +23,4 @@ def test_memory_is_given_back_when_it_is_due(monkeypatch: pytest.MonkeyPatch) ->
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     memory.Heap(seconds=0.0).trim_malloc()
-    assert memory._malloc_trim() is None
+    assert memory._of_c_library("malloc_trim") is None
