@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -82,7 +83,7 @@ class AFL(LocalWork[AFLServer, Empty, AFLUpdate]):
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[AFLUpdate, Empty]:
         delta = sent.theta - self.local_sgd(problem, task, sent.theta)
-        return AFLUpdate(delta, problem.loss(sent.theta, task)), memory
+        return AFLUpdate(delta, client_loss(problem, sent.theta, task)), memory
 
     def server_step(self, server: AFLServer, replies: Replies[AFLUpdate], cohort: Cohort) -> ServerStep[AFLServer]:
         losses = server.losses.index_copy(0, cohort.clients, torch.from_numpy(replies.scalars("loss")))

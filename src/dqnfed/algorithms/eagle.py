@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.reweighted import Reweighted, spread_weights
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
 
@@ -111,14 +112,14 @@ class Eagle(Reweighted[EagleServer, EagleMemory, LossGapUpdate | TrainedAlone]):
             best = torch.fmin(memory.best, self._best_alone(problem, task, sent.start))  # the number, if one is NaN
             return TrainedAlone(torch.ones_like(best)), EagleMemory(best)
         delta = sent.theta - self.local_sgd(problem, task, sent.theta)
-        return LossGapUpdate(delta, problem.loss(sent.theta, task) - memory.best), memory
+        return LossGapUpdate(delta, client_loss(problem, sent.theta, task) - memory.best), memory
 
     def _best_alone(self, problem: Problem, task: Task, theta: Tensor) -> Tensor:
         """Return the smallest training loss of a client that trains on its own examples only."""
-        best = problem.loss(theta, task)
+        best = client_loss(problem, theta, task)
         for _ in range(self.alone_rounds):
             theta = self.local_sgd(problem, task, theta)
-            best = torch.fmin(best, problem.loss(theta, task))
+            best = torch.fmin(best, client_loss(problem, theta, task))
         return best
 
     def server_step(

@@ -20,6 +20,7 @@ from dqnfed.core.algorithm import (
     check_range,
     check_used,
 )
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
@@ -81,7 +82,7 @@ class FairMOO(LocalWork[ReweightedServer, Empty, LossUpdate]):
         if self.losses == "local":
             theta, loss = self.local_sgd_with_loss(problem, task, sent.theta)
         else:
-            theta, loss = self.local_sgd(problem, task, sent.theta), problem.loss(sent.theta, task)
+            theta, loss = self.local_sgd(problem, task, sent.theta), client_loss(problem, sent.theta, task)
         return LossUpdate(sent.theta - theta, loss), memory
 
     def local_sgd_with_loss(self, problem: Problem, task: Task, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +92,7 @@ class FairMOO(LocalWork[ReweightedServer, Empty, LossUpdate]):
             if batch.shape[-1]:
                 size, loss = (batch >= 0).sum(), problem.batch_loss(theta, task, batch)
             else:
-                size, loss = task.mask.sum(), problem.loss(theta, task)
+                size, loss = task.mask.sum(), client_loss(problem, theta, task)
             total, count = total + size * loss, count + size
             theta = self.local_sgd(problem, task._replace(batches=batch[None]), theta)
         return theta, total / count.clamp(min=1)

@@ -21,6 +21,7 @@ from dqnfed.core.algorithm import (
     check_range,
     check_used,
 )
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -123,7 +124,7 @@ class FCFL(LocalWork[FCFLServer, Empty, FCFLUpdate | ConstrainedUpdate]):
         self, problem: Problem, task: Task, sent: Theta, memory: Empty
     ) -> tuple[FCFLUpdate | ConstrainedUpdate, Empty]:
         local = self.local_sgd(problem, task, sent.theta)
-        delta, loss = sent.theta - local, problem.loss(sent.theta, task)
+        delta, loss = sent.theta - local, client_loss(problem, sent.theta, task)
         if self.sensitive is None:
             return FCFLUpdate(delta, loss), memory
         gradient, value = grad_and_value(self.smooth_disparity, argnums=1)(problem, sent.theta, task)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.reweighted import normalised
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, check_choice, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
@@ -102,7 +103,7 @@ class FedCE(LocalWork[FedCEServer, FedCEMemory, FedCEUpdate]):
         rest = (1.0 - sent.share).clamp(min=1e-6)  # of a cohort of one nothing is left
         without = (sent.theta - sent.share * memory.local) / rest
         local = self.local_sgd(problem, task, sent.theta)
-        return FedCEUpdate(sent.theta - local, problem.loss(without, task)), FedCEMemory(local)
+        return FedCEUpdate(sent.theta - local, client_loss(problem, without, task)), FedCEMemory(local)
 
     def server_step(
         self, server: FedCEServer, replies: Replies[FedCEUpdate], cohort: Cohort

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.reweighted import Reweighted, normalised
 from dqnfed.core.algorithm import Cohort, Info, Theta, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.problem import Problem, Task
 
 
@@ -92,8 +93,8 @@ class FedDGGA(Reweighted[FedDGGAServer, FedDGGAMemory, GapUpdate]):
         self, problem: Problem, task: Task, sent: Theta, memory: FedDGGAMemory
     ) -> tuple[GapUpdate, FedDGGAMemory]:
         local = self.local_sgd(problem, task, sent.theta)
-        gap = problem.loss(sent.theta, task) - memory.own_loss
-        return GapUpdate(sent.theta - local, gap), FedDGGAMemory(problem.loss(local, task))
+        gap = client_loss(problem, sent.theta, task) - memory.own_loss
+        return GapUpdate(sent.theta - local, gap), FedDGGAMemory(client_loss(problem, local, task))
 
     def weights(
         self, losses: Tensor, shares: Tensor, server: FedDGGAServer, cohort: Cohort

@@ -22,7 +22,7 @@ from dqnfed.core.algorithm import (
     check_range,
     check_used,
 )
-from dqnfed.core.gradients import loss_gradient
+from dqnfed.core.gradients import client_loss, loss_gradient
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -139,7 +139,7 @@ class FedEBAPlus(LocalWork[FedEBAServer, Empty, EBAReply]):
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: Empty) -> tuple[EBAReply, Empty]:
         if isinstance(sent, Theta):
-            return SentLoss(problem.loss(sent.theta, task)), memory
+            return SentLoss(client_loss(problem, sent.theta, task)), memory
         if isinstance(sent, AskSlope):
             return SentSlope(loss_gradient(problem, sent.theta, task)), memory
         if isinstance(sent, Aligned):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -83,7 +84,7 @@ class FedFV(LocalWork[FedFVServer, Empty, FedFVUpdate]):
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedFVUpdate, Empty]:
         delta = sent.theta - self.local_sgd(problem, task, sent.theta)
-        return FedFVUpdate(delta, problem.loss(sent.theta, task)), memory
+        return FedFVUpdate(delta, client_loss(problem, sent.theta, task)), memory
 
     def server_step(
         self, server: FedFVServer, replies: Replies[FedFVUpdate], cohort: Cohort

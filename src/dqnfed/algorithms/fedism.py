@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.reweighted import Reweighted, normalised
 from dqnfed.core.algorithm import Cohort, Empty, Info, Theta, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.problem import Problem, Task
 
 SMALLEST = 1e-10  # sharpness below this counts as this
@@ -81,7 +82,7 @@ class FedISM(Reweighted[FedISMServer, Empty, SharpnessUpdate]):
         ((slope, loss),) = problem.kernels.gradients(problem, [sent.theta], task)
         length = torch.linalg.vector_norm(slope)
         uphill = sent.theta + self.rho * slope / torch.where(length > 0, length, torch.ones_like(length))
-        sharpness = (problem.loss(uphill, task) - loss).clamp(min=SMALLEST)
+        sharpness = (client_loss(problem, uphill, task) - loss).clamp(min=SMALLEST)
         return SharpnessUpdate(sent.theta - self.local_sgd(problem, task, sent.theta), sharpness), memory
 
     def weights(

@@ -21,6 +21,7 @@ from dqnfed.core.algorithm import (
     check_range,
     check_used,
 )
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -105,7 +106,7 @@ class FedLF(LocalWork[FedLFServer, Empty, FedLFUpdate]):
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[FedLFUpdate, Empty]:
         local = self.local_sgd(problem, task, sent.theta)
-        return FedLFUpdate(sent.theta - local, problem.loss(sent.theta, task)), memory
+        return FedLFUpdate(sent.theta - local, client_loss(problem, sent.theta, task)), memory
 
     def server_step(
         self, server: FedLFServer, replies: Replies[FedLFUpdate], cohort: Cohort

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.reweighted import LossUpdate
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_choice, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import FloatArray, Replies
@@ -113,9 +114,9 @@ class FedMDFG(LocalWork[FedMDFGServer, Empty, LossUpdate | CandidateLoss]):
         self, problem: Problem, task: Task, sent: Theta | Candidate, memory: Empty
     ) -> tuple[LossUpdate | CandidateLoss, Empty]:
         if isinstance(sent, Candidate):
-            return CandidateLoss(problem.loss(sent.candidate, task)), memory
+            return CandidateLoss(client_loss(problem, sent.candidate, task)), memory
         delta = sent.theta - self.local_sgd(problem, task, sent.theta)
-        return LossUpdate(delta, problem.loss(sent.theta, task)), memory
+        return LossUpdate(delta, client_loss(problem, sent.theta, task)), memory
 
     def server_step(
         self, server: FedMDFGServer, replies: Replies[LossUpdate | CandidateLoss], cohort: Cohort

@@ -11,6 +11,7 @@ from torch import Tensor
 from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, check_range
 from dqnfed.core.curvature import LOSS_PASSES, PRODUCT_PASSES, client_gradient, gauss_newton_product
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -140,11 +141,11 @@ class FedNewCG(LocalWork[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
         self, problem: Problem, task: Task, sent: Solve | Agree | Trial, memory: FedNewCGMemory
     ) -> tuple[FedNewCGUpdate | TrialLoss, FedNewCGMemory]:
         if isinstance(sent, Trial):
-            return TrialLoss(problem.loss(sent.theta, task)), memory
+            return TrialLoss(client_loss(problem, sent.theta, task)), memory
         if isinstance(sent, Agree):
             dual = self.dual_decay * memory.dual + self.penalty * (memory.own_step - sent.step)
             kept = dual if self.dual_decay > 0 else torch.zeros_like(dual)
-            return TrialLoss(problem.loss(sent.theta, task)), memory._replace(dual=kept)
+            return TrialLoss(client_loss(problem, sent.theta, task)), memory._replace(dual=kept)
         gradient = client_gradient(problem, task, sent.theta)
 
         def product(v: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ class FedNewCG(LocalWork[FedNewCGServer, FedNewCGMemory, FedNewCGUpdate | TrialL
 
         wanted = gradient - memory.dual + self.penalty * sent.step
         own = cg_solution(product, wanted, n_iterations=self.cg_steps, start=sent.step)
-        update = FedNewCGUpdate(own + memory.dual / self.penalty, gradient, problem.loss(sent.theta, task))
+        update = FedNewCGUpdate(own + memory.dual / self.penalty, gradient, client_loss(problem, sent.theta, task))
         return update, memory._replace(own_step=own)
 
     def server_step(

@@ -12,6 +12,7 @@ from torch import Tensor
 from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, gauss_newton_rows, n_outputs
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -115,7 +116,7 @@ class FedNLDiag(LocalWork[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
         self, problem: Problem, task: Task, sent: Theta | Trial, memory: FedNLDiagMemory
     ) -> tuple[FedNLDiagUpdate | TrialLoss, FedNLDiagMemory]:
         if isinstance(sent, Trial):
-            return TrialLoss(problem.loss(sent.theta, task)), memory
+            return TrialLoss(client_loss(problem, sent.theta, task)), memory
         width = len(task.mask) * n_outputs(problem, task)
         signs = sketch(task.noise, self.probes, width, kind="rademacher", dtype=sent.theta.dtype)
         diagonal = gauss_newton_rows(problem, task, sent.theta, signs).square().sum(0) + problem.ridge
@@ -125,7 +126,7 @@ class FedNLDiag(LocalWork[FedNLDiagServer, FedNLDiagMemory, FedNLDiagUpdate | Tr
         difference = diagonal - estimate
         places = torch.topk(difference.abs(), self.n_kept(len(difference))).indices
         values = difference[places]
-        gradient, loss = client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)
+        gradient, loss = client_gradient(problem, task, sent.theta), client_loss(problem, sent.theta, task)
         update = FedNLDiagUpdate(gradient, loss, values, places.to(torch.int32), base, difference.abs().mean())
         moved = estimate.scatter_add(0, places, self.alpha * values)
         return update, FedNLDiagMemory(moved, memory.n_rounds + 1)

@@ -13,6 +13,7 @@ from dqnfed.algorithms.fednl import MIN_MU, smallest_eigenvalue
 from dqnfed.algorithms.hessian_learning import NEEDS, HessianLearner, Init, Known
 from dqnfed.core.algorithm import Cohort, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_passes, log_full_participation
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
 from dqnfed.maths.compressors import Code
@@ -118,9 +119,9 @@ class FedNLLS(HessianLearner[FedNLLSServer, FedNLLSMemory, Start | FedNLLSUpdate
         if isinstance(sent, Init):
             return Start(memory.estimate), memory
         if isinstance(sent, Trial):
-            return TrialLoss(problem.loss(sent.theta, task)), memory
+            return TrialLoss(client_loss(problem, sent.theta, task)), memory
         learnt = self.learn(problem, task, sent.theta, memory.estimate)
-        gradient, loss = client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)
+        gradient, loss = client_gradient(problem, task, sent.theta), client_loss(problem, sent.theta, task)
         return FedNLLSUpdate(gradient, learnt.code, loss), FedNLLSMemory(learnt.estimate)
 
     def server_step(

@@ -11,6 +11,7 @@ from torch import Tensor
 from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_choice, check_range, check_used
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, hessian_root, refuse_if_too_large
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -102,10 +103,10 @@ class FedNS(LocalWork[FedNSServer, Empty, FedNSUpdate | TrialLoss]):
         self, problem: Problem, task: Task, sent: Theta | Trial, memory: Empty
     ) -> tuple[FedNSUpdate | TrialLoss, Empty]:
         if isinstance(sent, Trial):
-            return TrialLoss(problem.loss(sent.theta, task)), memory
+            return TrialLoss(client_loss(problem, sent.theta, task)), memory
         root = hessian_root(problem, task, sent.theta)
         S = sketch(task.noise, self.rows, root.shape[0], kind=self.sketch, dtype=root.dtype)
-        gradient, loss = client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)
+        gradient, loss = client_gradient(problem, task, sent.theta), client_loss(problem, sent.theta, task)
         return FedNSUpdate(gradient, loss, S @ root), memory
 
     def server_step(

@@ -11,6 +11,7 @@ from torch import Tensor
 from dqnfed.algorithms.backtracking import Search, Trial, TrialLoss, after_trial, new_search, no_search
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Status, Theta, check_range
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, gauss_newton_rows, n_outputs
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -101,11 +102,11 @@ class FedNSGGN(LocalWork[FedNSGGNServer, Empty, FedNSGGNUpdate | TrialLoss]):
         self, problem: Problem, task: Task, sent: Theta | Trial, memory: Empty
     ) -> tuple[FedNSGGNUpdate | TrialLoss, Empty]:
         if isinstance(sent, Trial):
-            return TrialLoss(problem.loss(sent.theta, task)), memory
+            return TrialLoss(client_loss(problem, sent.theta, task)), memory
         width = len(task.mask) * n_outputs(problem, task)
         signs = sketch(task.noise, self.rows, width, kind="rademacher", dtype=sent.theta.dtype)
         rows = gauss_newton_rows(problem, task, sent.theta, signs)
-        gradient, loss = client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)
+        gradient, loss = client_gradient(problem, task, sent.theta), client_loss(problem, sent.theta, task)
         return FedNSGGNUpdate(gradient, loss, rows), memory
 
     def server_step(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.reweighted import LossUpdate, normalised
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -72,7 +73,7 @@ class FedPW(LocalWork[FedPWServer, Empty, LossUpdate]):
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[LossUpdate, Empty]:
         delta = sent.theta - self.local_sgd(problem, task, sent.theta)
-        return LossUpdate(delta, problem.loss(sent.theta, task)), memory
+        return LossUpdate(delta, client_loss(problem, sent.theta, task)), memory
 
     def server_step(self, server: FedPWServer, replies: Replies[LossUpdate], cohort: Cohort) -> ServerStep[FedPWServer]:
         losses = torch.from_numpy(replies.scalars("loss")).clamp(min=1e-12)

@@ -18,6 +18,7 @@ from dqnfed.core.curvature import (
     hessian_product,
     refuse_if_too_large,
 )
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -129,9 +130,9 @@ class GIANT(LocalWork[GIANTServer, Empty, Slope | Direction | Losses]):
         self, problem: Problem, task: Task, sent: Theta | Through | Along, memory: Empty
     ) -> tuple[Slope | Direction | Losses, Empty]:
         if isinstance(sent, Theta):
-            return Slope(client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)), memory
+            return Slope(client_gradient(problem, task, sent.theta), client_loss(problem, sent.theta, task)), memory
         if isinstance(sent, Along):
-            trials = [problem.loss(sent.theta - length * sent.step, task) for length in LENGTHS]
+            trials = [client_loss(problem, sent.theta - length * sent.step, task) for length in LENGTHS]
             return Losses(torch.stack(trials)), memory
         if self.cg_steps == 0:
             factor = damped_factor(client_hessian(problem, task, sent.theta))

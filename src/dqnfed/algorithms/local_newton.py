@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_range, check_used
 from dqnfed.core.curvature import LOSS_PASSES, client_gradient, client_hessian, hessian_passes, refuse_if_too_large
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -87,8 +88,8 @@ class LocalNewton(LocalWork[LocalNewtonServer, Empty, LocalNewtonUpdate]):
 
     def _length(self, problem: Problem, task: Task, theta: Tensor, gradient: Tensor, step: Tensor) -> Tensor:
         lengths = 0.5 ** torch.arange(N_LENGTHS, dtype=theta.dtype, device=theta.device)
-        losses = torch.stack([problem.loss(theta - length * step, task) for length in lengths])
-        wanted = problem.loss(theta, task) - self.sufficient * lengths * (gradient @ step)
+        losses = torch.stack([client_loss(problem, theta - length * step, task) for length in lengths])
+        wanted = client_loss(problem, theta, task) - self.sufficient * lengths * (gradient @ step)
         falls = (losses <= wanted).to(theta.dtype)
         return (lengths * falls).amax()  # the longest that falls; 0 if none does
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
 from dqnfed.core.algorithm import Cohort, Empty, Info, ServerStep, Theta, check_choice, check_range, check_used
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -72,7 +73,7 @@ class QFFL(LocalWork[QFFLServer, Empty, QFFLUpdate]):
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: Empty) -> tuple[QFFLUpdate, Empty]:
         delta = sent.theta - self.local_sgd(problem, task, sent.theta)
-        return QFFLUpdate(delta, problem.loss(sent.theta, task)), memory
+        return QFFLUpdate(delta, client_loss(problem, sent.theta, task)), memory
 
     def server_step(self, server: QFFLServer, replies: Replies[QFFLUpdate], cohort: Cohort) -> ServerStep[QFFLServer]:
         losses = torch.from_numpy(replies.scalars("loss")).clamp(min=self.floor)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dqnfed.algorithms.fedavg import client_weights
 from dqnfed.core.algorithm import Cohort, Empty, ServerStep, Theta, check_choice, check_range
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -63,7 +64,7 @@ class Reweighted(LocalWork[S, M, U]):
 
     def client_step(self, problem: Problem, task: Task, sent: Theta, memory: M) -> tuple[U, M]:
         delta = sent.theta - self.local_sgd(problem, task, sent.theta)
-        return LossUpdate(delta, problem.loss(sent.theta, task)), memory  # type: ignore[return-value]
+        return LossUpdate(delta, client_loss(problem, sent.theta, task)), memory  # type: ignore[return-value]
 
     def server_step(self, server: S, replies: Replies[U], cohort: Cohort) -> ServerStep[S]:
         losses = torch.from_numpy(replies.scalars(self.scalar))

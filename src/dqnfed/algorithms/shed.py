@@ -18,6 +18,7 @@ from dqnfed.core.curvature import (
     log_full_participation,
     refuse_if_too_large,
 )
+from dqnfed.core.gradients import client_loss
 from dqnfed.core.local_work import LocalWork
 from dqnfed.core.problem import Problem, Task
 from dqnfed.core.replies import Replies
@@ -142,7 +143,7 @@ class SHED(LocalWork[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         self, problem: Problem, task: Task, sent: Renew | Continue | Trial, memory: SHEDMemory
     ) -> tuple[SHEDUpdate | TrialLoss, SHEDMemory]:
         if isinstance(sent, Trial):
-            return TrialLoss(problem.loss(sent.theta, task)), memory
+            return TrialLoss(client_loss(problem, sent.theta, task)), memory
         n, n_known = len(sent.theta), torch.zeros((), dtype=torch.long)
         if isinstance(sent, Renew):
             values, vectors = eigenpairs(client_hessian(problem, task, sent.theta))
@@ -156,7 +157,7 @@ class SHED(LocalWork[SHEDServer, SHEDMemory, SHEDUpdate | TrialLoss]):
         next_place = (n_known + min(self.pairs, n)).clamp(max=n - 1).to(memory.values.device)
         rest = memory.values[next_place]
         rest = (rest + memory.values[-1]) / 2.0 if self.rest == "middle" else rest
-        gradient, loss = client_gradient(problem, task, sent.theta), problem.loss(sent.theta, task)
+        gradient, loss = client_gradient(problem, task, sent.theta), client_loss(problem, sent.theta, task)
         return SHEDUpdate(gradient, loss, values, vectors, rest), memory
 
     def server_step(

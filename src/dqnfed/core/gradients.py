@@ -1,4 +1,4 @@
-"""The gradient of one client's mean training loss."""
+"""One client's mean training loss and its gradient, in the forms that the problem's kernels have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dqnfed.core.problem import Problem, Task
+
+
+def client_loss(problem: Problem, theta: Tensor, task: Task) -> Tensor:
+    """Return the client's mean training loss."""
+    return problem.kernels.loss(problem, theta, task)
 
 
 def loss_gradient(problem: Problem, theta: Tensor, task: Task) -> Tensor:
