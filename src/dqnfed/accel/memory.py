@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
-LARGEST = 2**30  # bytes of a block that is kept when it is freed
+LARGEST = 2**28  # bytes of a block that is kept when it is freed
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # in glibc's malloc.h
-SECONDS = 1.0  # between two calls of malloc_trim; one takes some hundredths of a second
+SECONDS = 10.0  # between two calls of malloc_trim: one takes some hundredths of a second, and more to get it all again
 
 
 class Heap:

@@ -48,7 +48,6 @@ from dqnfed.sim.stragglers import Stragglers
 from dqnfed.sim.sums import check_sums
 
 logger = logging.getLogger("dqnfed")
-TRIM_SECONDS = 1.0  # between two returns of free memory to the system, which cost some hundredths of a second
 IRREPLACEABLE = ("config.toml", "flower.json")  # settings, and the key to the clients' memories
 
 
@@ -172,7 +171,7 @@ def _run_loop(
         go_on_counting(folder.path, setup, state, resume=resume)
     for observer in observers:
         observer.start(folder.path if folder else None, settings)
-    last_saved = last_trimmed = time.monotonic()
+    last_saved = time.monotonic()
     log = DeferredLog(journal, observers)
     defers = _defers_log(setup.problem)
     with interrupt_flag() as interrupted, report_failure(observers), faster.memory() as trim, closing(log):
@@ -181,9 +180,7 @@ def _run_loop(
                 log.enqueue(*run_round(setup, state, meanwhile=log.flush))
             else:
                 journal.add(*run_round(setup, state), observers)
-            if time.monotonic() - last_trimmed > TRIM_SECONDS:
-                trim()
-                last_trimmed = time.monotonic()
+            trim()
             if folder is not None and time.monotonic() - last_saved > checkpoint_seconds:
                 log.write()
                 _save(folder, setup, state, identity)
