@@ -8,8 +8,9 @@ r"""Every table of the paper, its methods tuned alike: the lines behind the page
 First the declared trials of every row, one seed, a third of the rounds, on validation examples; then the best of them
 with the declared seeds, seed by seed, so that a table that was cut short has as many seeds in every row. Lines are
 appended as runs end, and what is in the file is not run again: a call that is cut short, or has `--seconds`, goes on
-where it was. At the end of `--seconds` runs are broken off; with `--keep` they go on later. A run that takes longer
-than `--longest` is broken off and noted.
+where it was. Nor is what the page's stored summary holds, where it was computed alike (the same NUMERICS and settings):
+a page gets more rows and seeds on another day or another machine. `--anew` runs everything. At the end of `--seconds`
+runs are broken off; with `--keep` they go on later. A run that takes longer than `--longest` is broken off and noted.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from dqnfed.report.tuned import (
     declared,
     declared_names,
     refuse_mixed,
+    stored_lines,
 )
 
 FOLDER = Path("docs/results")
@@ -171,6 +173,14 @@ def choices(table: Table, out: Path) -> dict[str, Trial] | None:
     return {**found, **{label: trial for label, trial in best.items() if trial is not None}}
 
 
+def known_lines(table: Table, out: Path, *, anew: bool) -> list[Task]:
+    """Return the lines of the file, and those behind the page's stored summary, the older ones first."""
+    from dqnfed.core.numerics import NUMERICS
+
+    stored = [] if anew else stored_lines(FOLDER / "data" / f"{table.name}.json", table, NUMERICS)
+    return [*stored, *read_lines(out)]
+
+
 def tasks(
     kind: str, table: Table, rows: list[Row], lines: list[Task], given: Given, *, seeds: int, only: list[str], out: Path
 ) -> Iterator[Task]:
@@ -260,6 +270,7 @@ def main() -> None:
     parser.add_argument("--longest", type=float, default=math.inf, help="seconds that a run may take")
     parser.add_argument("--keep", help="a folder where unfinished runs are kept, to go on with them")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
+    parser.add_argument("--anew", action="store_true", help="run what the page's stored summary holds, too")
     parser.add_argument("--commit", help="of the sources; default: what git says")
     parser.add_argument("--hardware", help="default: what the machine says of itself")
     said = parser.parse_args()
@@ -279,7 +290,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     until, seeds = begin + said.seconds, said.seeds or table.seeds
     for kind in ("tune", "test") if said.stage == "both" else (said.stage,):
-        lines = read_lines(out)
+        lines = known_lines(table, out, anew=said.anew)
         done = {key(line) for line in lines}
         some = list(tasks(kind, table, rows, lines, given, seeds=seeds, only=only, out=out))
         todo = [{**task, "until": until} for task in some if key(task) not in done]
@@ -287,7 +298,7 @@ def main() -> None:
         for line in lines:
             known[kind_of(line)] = max(known.get(kind_of(line), 0.0), line.get("wall", 0.0))
         run_all(todo, outcome, out, jobs=said.jobs, seconds=until - time.time(), known=known, kind_of=kind_of)
-        done = {key(line) for line in read_lines(out)}
+        done = {key(line) for line in known_lines(table, out, anew=said.anew)}
         if waiting := sum(key(task) not in done for task in todo):
             sys.exit(f"{waiting} of {len(some)} runs of '{kind}' are left; the same command goes on.")
 

@@ -5,7 +5,7 @@ python -m dqnfed.report.results digits                                  # rebuil
 python -m dqnfed.report.results digits --run                            # run its commands first, then rebuild it
 python -m dqnfed.report.results digits --from runs/digits               # take a new summary from run folders first
 python -m dqnfed.report.results digits --from a.jsonl b.jsonl           # or from summaries that were made elsewhere
-python -m dqnfed.report.results fashion-mnist --from runs/fashion-mnist.jsonl  # lines of `benchmarks/tuned_tables.py`
+python -m dqnfed.report.results fashion-mnist --from runs/fashion-mnist.jsonl  # adds lines of tuned_tables.py
 
 A page `docs/results/TABLE.md` is written by hand but for what stands between its two marks: tables, figures, the
 commands of `docs/results/tables.toml` or the declaration of `docs/results/tuned.toml`, and the paper's values. The page
@@ -271,7 +271,7 @@ def _run_programs(table: str, commands: Sequence[str]) -> None:
 def _rebuild(options: argparse.Namespace) -> None:
     """Rebuild a page from its summary, which is first taken from new runs if there are any."""
     table = options.table
-    summary, page = FOLDER / "data" / f"{table}.json", FOLDER / f"{table}.md"
+    summary, page = _summary(table), FOLDER / f"{table}.md"
     commands = commands_of(table, options.seeds)
     if table == LEADERBOARD and options.run:
         sys.exit("the leaderboard is measured by `make leaderboard`; then give its lines with --from.")
@@ -299,7 +299,9 @@ def _collected(sources: Sequence[Path], commands: Sequence[str], options: argpar
         return leaderboard.collected(sources, command=options.command or "make leaderboard", **about)
     if table in tuned.declared_names(FOLDER) and all(source.suffix == ".jsonl" for source in sources):
         said = {"hardware": options.hardware or "", "commit": options.commit or "", "command": options.command or ""}
-        return tuned.collected(tuned.read_lines(sources), tuned.declared(table, FOLDER), **said)
+        declared, new = tuned.declared(table, FOLDER), tuned.read_lines(sources)
+        stored = tuned.stored_lines(_summary(table), declared, tuned.refuse_mixed(new) if new else None)
+        return tuned.collected([*stored, *new], declared, **said)
     return collected(
         [run for source in sources for run in summaries_in(source)],
         table=table,
@@ -307,6 +309,10 @@ def _collected(sources: Sequence[Path], commands: Sequence[str], options: argpar
         algorithms=[name for name in options.algorithms.split(",") if name],
         **about,
     )
+
+
+def _summary(table: str) -> Path:
+    return FOLDER / "data" / f"{table}.json"
 
 
 def _write_summary(path: Path, data: Json) -> None:

@@ -18,8 +18,9 @@ from dqnfed.report.run_files import read_toml
 DECLARATIONS = "tuned.toml"
 NETWORKS = "networks"  # in place of names: every method that trains networks, and the declared rows
 ANY = "any"  # the trials of methods that have none of their own
-TRIAL_KEPT = ("experiment", "algorithm", "trial", "score", "error")
-FAILED_KEPT = ("experiment", "algorithm", "seed", "error")
+MADE = ("config", "hardware", "commit")  # by which a run is known again, and what it was made with
+TRIAL_KEPT = ("experiment", "algorithm", "trial", "score", "error", *MADE)
+FAILED_KEPT = ("experiment", "algorithm", "seed", "trial", "error", *MADE)
 Trial = dict[str, Any]
 
 
@@ -121,6 +122,26 @@ def read_lines(paths: Iterable[Path]) -> list[Json]:
     return found
 
 
+def stored_lines(path: Path, table: Table, numerics: int | None) -> list[Json]:
+    """Return the lines that a page's summary was made of, to which more rows and seeds are added later.
+
+    None where there is no summary, where it is of another NUMERICS, or was made before summaries said what made a run;
+    and none of an experiment that is declared otherwise now.
+    """
+    if not path.is_file():
+        return []
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if numerics is not None and data.get("numerics") != numerics:
+        return []
+    was = data.get("experiments", {})
+    same = {name for name, words in table.experiments.items() if was.get(name) == list(words)}
+    common = {"numerics": data.get("numerics")}
+    found = [{"kind": "tune", **common, **line} for line in data.get("trials", [])]
+    for line in [*data["runs"], *data.get("failed", [])]:
+        found.append({"kind": "test", **common, "personal": line["algorithm"] in data["personal"], **line})
+    return [line for line in found if line["experiment"] in same and "config" in line]
+
+
 def refuse_mixed(lines: Iterable[Json], numerics: int | None = None) -> int:
     """Return the one NUMERICS of all lines, or say which differ: rows of different computations make no table."""
     by_number: dict[int, Json] = {}
@@ -188,9 +209,10 @@ def collected(lines: Sequence[Json], table: Table, *, hardware: str = "", commit
         "numerics": numerics,
         "budget": table.budget,
         "personal": sorted({line["algorithm"] for line in runs.values() if line["personal"]}),
-        "runs": [{k: runs[key][k] for k in (*KEPT, "trial") if k in runs[key]} for key in keys],
+        "experiments": {name: list(table.experiments[name]) for name in order if any(key[0] == name for key in keys)},
+        "runs": [{k: runs[key][k] for k in (*KEPT, "trial", *MADE) if k in runs[key]} for key in keys],
         "trials": [
             {k: line[k] for k in TRIAL_KEPT if k in line} for line in sorted(trials.values(), key=place_of(table))
         ],
-        "failed": [{k: line[k] for k in FAILED_KEPT} for key, line in failed.items() if key not in runs],
+        "failed": [{k: line[k] for k in FAILED_KEPT if k in line} for key, line in failed.items() if key not in runs],
     }

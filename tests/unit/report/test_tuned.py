@@ -128,7 +128,48 @@ def test_a_page_takes_the_runs_at_the_chosen_setting_only(folder: Path) -> None:
     assert {(r["algorithm"], r["late"]["mean"]) for r in data["runs"]} == {("dqn-fed", 60.0), ("fedavg", 52.0)}
     assert [t["trial"] for t in data["trials"]] == [{"lr": 0.5}, {"lr": 1}]
     assert "Could not run: `fedavg` with 1 seed (no memory)." in block(data)
-    assert data["failed"] == [{"experiment": "small", "algorithm": "fedavg", "seed": 1, "error": "no memory"}]
+    [failed] = data["failed"]
+    assert (failed["algorithm"], failed["seed"], failed["trial"], failed["error"]) == (
+        "fedavg",
+        1,
+        {"lr": 1},
+        "no memory",
+    )
+
+
+def test_a_stored_page_is_added_to_and_ends_as_one_that_was_measured_at_once(folder: Path) -> None:
+    table = tuned.declared("small", folder)
+    first = [trial("fedavg", 0.5, 40.0, config="a"), trial("fedavg", 1, 45.0, config="b")]
+    first += [line("dqn-fed", 0, 60.0, config="c"), line("fedavg", 0, 50.0, trial={"lr": 1}, config="d")]
+    first += [line("fedavg-slow", 0, None, config="e", error="no memory")]
+    second = [
+        line("dqn-fed", 1, 61.0, config="f", hardware="a chair"),
+        line("fedavg", 1, 51.0, trial={"lr": 1}, config="g"),
+    ]
+    for name, some in (("first", first), ("second", second)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some))
+    main(["small", "--from", "first.jsonl"])
+    summary = folder / "data" / "small.json"
+    again = tuned.stored_lines(summary, table, 2)
+    assert {tool.key(one) for one in again} == {tool.key(one) for one in first}
+    assert tuned.best_trial(again, "small", "fedavg") == {"lr": 1}
+    main(["small", "--from", "second.jsonl"])
+    assert json.loads(summary.read_text()) == tuned.collected([*first, *second], table)
+    assert "Hardware: a desk; a chair." in (folder / "small.md").read_text()
+
+
+@pytest.mark.parametrize("change", ["numerics", "declaration", "an old summary", "no summary"])
+def test_what_was_not_computed_alike_is_not_added_to(folder: Path, change: str) -> None:
+    table = tuned.declared("small", folder)
+    (folder / "data").mkdir()
+    summary = folder / "data" / "small.json"
+    old = {} if change == "an old summary" else {"config": "c"}
+    if change != "no summary":
+        summary.write_text(json.dumps(tuned.collected([line("dqn-fed", 0, 60.0, **old)], table)))
+    if change == "declaration":
+        table = table._replace(experiments={"small": ("digits", "train.rounds=7")})
+    assert tuned.stored_lines(summary, table, 3 if change == "numerics" else 2) == []
+    assert tool.known_lines(table, Path("none.jsonl"), anew=False) == []  # of the present NUMERICS
 
 
 def test_a_page_says_places_differences_and_shares_of_rounds(folder: Path) -> None:
@@ -221,3 +262,10 @@ def test_a_tuned_page_is_measured_by_one_command_which_does_nothing_again(folder
     main(["small", "--run"])
     assert Path("runs/small.jsonl").read_text() == lines
     assert (folder / "small.md").read_text() == text
+    Path("runs/small.jsonl").unlink()  # on another machine, where the page's summary is all there is
+    main(["small", "--run"])
+    assert Path("runs/small.jsonl").read_text() == ""
+    assert (folder / "small.md").read_text() == text
+    main(["small", "--run", "--seeds", "0:3"])
+    assert len(Path("runs/small.jsonl").read_text().splitlines()) == 3
+    assert "| 3 |" in (folder / "small.md").read_text()
