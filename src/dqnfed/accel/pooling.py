@@ -14,15 +14,26 @@ from dqnfed.accel.dense import has_hooks
 
 
 def pooled_first(module: nn.Module) -> nn.Module:
-    """Return a module of the same values whose ReLUs come after the max-poolings that follow them in a sequence."""
+    """Return a module of the same values whose ReLUs come after the max-poolings that follow them in a sequence.
+
+    It is the module itself where there are none.
+    """
+    if not any(_places(chain) for chain in module.modules()):
+        return module
     found = copy.deepcopy(module)
     for chain in found.modules():
-        if type(chain) is nn.Sequential and not has_hooks(chain):
-            parts = list(chain)
-            for k in range(len(parts) - 1):
-                if _may_change_places(parts[k], parts[k + 1]):
-                    chain[k], chain[k + 1] = parts[k : k + 2] = parts[k + 1], parts[k]
+        for k in _places(chain):
+            assert isinstance(chain, nn.Sequential)
+            chain[k], chain[k + 1] = chain[k + 1], chain[k]
     return found
+
+
+def _places(chain: nn.Module) -> list[int]:
+    """Return where a sequence has a ReLU that the next layer may change places with."""
+    if type(chain) is not nn.Sequential or has_hooks(chain):
+        return []
+    parts = list(chain)
+    return [k for k in range(len(parts) - 1) if _may_change_places(parts[k], parts[k + 1])]
 
 
 def _may_change_places(relu: nn.Module, pool: nn.Module) -> bool:
