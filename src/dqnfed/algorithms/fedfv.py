@@ -116,7 +116,7 @@ class FedFV(LocalWork[FedFVServer, Empty, FedFVUpdate]):
     def _remembered(self, server: FedFVServer, replies: Replies[FedFVUpdate], cohort: Cohort) -> FedFVServer:
         if not self.tau:
             return server
-        history = server.history.index_copy(0, cohort.clients.to(server.history.device), replies.rows("delta"))
+        history = replies.put("delta", torch.arange(len(replies)), server.history, cohort.clients)
         last_round = server.last_round.index_fill(0, cohort.clients.to(server.last_round.device), cohort.round)
         return FedFVServer(server.theta, history, last_round)
 

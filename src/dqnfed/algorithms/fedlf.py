@@ -120,7 +120,7 @@ class FedLF(LocalWork[FedLFServer, Empty, FedLFUpdate]):
                 for slices, olds in zip(delta.split(sizes, dim=1), past.split(sizes, dim=1), strict=True)
             ]
         )
-        server = self._with_history(server, delta, cohort)
+        server = self._with_history(server, replies, cohort)
         length, wanted = float(direction.norm()), float(delta.mean(0).norm())
         if not length > 0.0:
             return ServerStep(server, Status.HOLD)  # Pareto-stationary in every layer
@@ -131,10 +131,10 @@ class FedLF(LocalWork[FedLFServer, Empty, FedLFUpdate]):
             diagnostics={"least_product": float(products.min()), "n_past": float(len(past))},
         )
 
-    def _with_history(self, server: FedLFServer, delta: Tensor, cohort: Cohort) -> FedLFServer:
+    def _with_history(self, server: FedLFServer, replies: Replies[FedLFUpdate], cohort: Cohort) -> FedLFServer:
         if not self.history:
             return server
-        history = server.history.index_copy(0, cohort.clients.to(delta.device), delta)
+        history = replies.put("delta", torch.arange(len(replies)), server.history, cohort.clients)
         last_round = server.last_round.index_fill(0, cohort.clients.to(server.last_round.device), cohort.round)
         return server._replace(history=history, last_round=last_round)
 

@@ -75,14 +75,15 @@ class FedVARP(LocalWork[FedVARPServer, Empty, FedAvgUpdate]):
         self, server: FedVARPServer, replies: Replies[FedAvgUpdate], cohort: Cohort
     ) -> ServerStep[FedVARPServer]:
         decay = self.lr_at(cohort.round) / self.lr
-        new = replies.rows("delta") / decay
+        replies = replies.scaled(torch.full((len(replies),), 1.0 / decay, dtype=torch.float64), ("delta",))
+        new = replies.rows("delta")
         places = cohort.clients.to(new.device)
         change = new - server.last[places]
         v = combine(client_weights(self.weighting, cohort), change) + mean_of_last(server)
         theta = server.theta - self.server_lr * decay * v
         counts = cohort.n_examples.double() if self.weighting == "examples" else torch.ones(len(new)).double()
         weights = server.weights.index_copy(0, cohort.clients, counts)
-        last = server.last.index_copy(0, places, new)
+        last = replies.put("delta", torch.arange(len(new)), server.last, cohort.clients)
         rounds = -(-cohort.n_clients // len(new))  # in which so many clients reply as there are
         is_due = cohort.round % rounds == rounds - 1
         total = combine(weights, last) if is_due else server.total + combine(counts, change)
