@@ -33,5 +33,9 @@ class Accelerated:
     @contextmanager
     def memory(self) -> Iterator[Callable[[], None]]:
         """Manage the process's memory during a run; gives a function to be called after every round."""
-        with frozen_gc():
-            yield Heap().trim_malloc
+        heap = Heap()
+        try:
+            with frozen_gc():
+                yield heap.trim_malloc
+        finally:
+            heap.trim_now()

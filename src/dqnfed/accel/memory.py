@@ -26,10 +26,15 @@ class Heap:
         self._trim = _of_c_library("malloc_trim")
 
     def trim_malloc(self) -> None:
-        """Give freed memory back to the system if that is due; no effect where the C library has no such call."""
-        if self._trim is not None and time.monotonic() - self._last >= self._seconds:
-            self._trim(0)
+        """Give freed memory back to the system if that is due."""
+        if time.monotonic() - self._last >= self._seconds:
+            self.trim_now()
             self._last = time.monotonic()
+
+    def trim_now(self) -> None:
+        """Give freed memory back to the system; no effect where the C library has no such call."""
+        if self._trim is not None:
+            self._trim(0)
 
 
 @cache
