@@ -63,7 +63,7 @@ def mean_loss(problem: Problem, model: FastModel | None, theta: Tensor, task: Ta
             outputs = model.chain.outputs(theta, features)
         else:
             return problem.loss(theta, task)
-        return problem.regularised(theta, problem.losses(outputs, task.targets) @ task_shares(task))
+        return problem.loss_of_outputs(theta, outputs, task)  # not by shares: what is equal stays equal to the bit
 
 
 @torch.no_grad()
