@@ -21,7 +21,6 @@ from dqnfed.algorithms.parts.rates import MAX_HESSIAN, RULES, Here, Rates
 from dqnfed.algorithms.parts.settings import DescentSettings
 from dqnfed.algorithms.parts.votes import Votes
 from dqnfed.core.algorithm import Cohort, Info, Status, Theta, check_choice, check_range, check_used
-from dqnfed.core.gradients import client_loss
 from dqnfed.core.problem import Problem, Task, sampled
 from dqnfed.core.replies import FloatArray, Replies
 from dqnfed.core.trust import Trust
@@ -137,14 +136,14 @@ class DQNFed(DescentSettings):
 
     def client_step(self, problem: Problem, task: Task, sent: Any, memory: DescentMemory) -> tuple[Any, DescentMemory]:
         if isinstance(sent, msg.Trial):
-            return msg.TrialUpdate(client_loss(problem, sent.theta, task)), memory
+            return msg.TrialUpdate(problem.kernels.loss(problem, sent.theta, task)), memory
         if isinstance(sent, msg.Probe):
             (gradient, _), (nearby, loss) = problem.kernels.gradients(problem, (sent.theta, sent.nearby), task)
             move = sent.theta - sent.nearby
             slope = (gradient * move).sum() / torch.linalg.vector_norm(move)
             return msg.ProbeUpdate(secant_curvature(move, gradient - nearby), slope, loss), memory
         if self.local == "sgd":
-            loss = client_loss(problem, sent.theta, sampled(task, every=ONE_IN, least=LEAST))
+            loss = problem.kernels.loss(problem, sent.theta, sampled(task, every=ONE_IN, least=LEAST))
             return msg.LocalUpdate(sent.theta - self.local_sgd(problem, task, sent.theta), loss), memory
         ((gradient, loss),) = problem.kernels.gradients(problem, (sent.theta,), task)
         here, kept, curvature = Here(sent.theta, gradient, loss), memory.rates, torch.full_like(loss, nan)
