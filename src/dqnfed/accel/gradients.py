@@ -63,7 +63,8 @@ def mean_loss(problem: Problem, model: FastModel | None, theta: Tensor, task: Ta
             outputs = model.chain.outputs(theta, features)
         else:
             return problem.loss(theta, task)
-        return problem.loss_of_outputs(theta, outputs, task)  # not by shares: what is equal stays equal to the bit
+        losses = problem.losses(outputs, task.targets)  # their mean not by shares: what is equal stays equal to the bit
+        return problem.regularised(theta, (losses * task.mask).sum() / task.mask.sum().clamp(min=1))
 
 
 @torch.no_grad()

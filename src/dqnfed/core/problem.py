@@ -169,11 +169,7 @@ class Problem:
 
     def loss(self, theta: Tensor, task: Task) -> Tensor:
         """Return the client's mean training loss at theta."""
-        return self.loss_of_outputs(theta, self.predict(theta, task.inputs), task)
-
-    def loss_of_outputs(self, theta: Tensor, outputs: Tensor, task: Task) -> Tensor:
-        """Return the client's mean training loss at theta, which gives these outputs."""
-        losses = self.losses(outputs, task.targets)
+        losses = self.losses(self.predict(theta, task.inputs), task.targets)
         return self.regularised(theta, (losses * task.mask).sum() / task.mask.sum().clamp(min=1))
 
     def batch_loss(self, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
