@@ -71,8 +71,8 @@ def mean_loss(problem: Problem, model: FastModel | None, theta: Tensor, task: Ta
 def image_outputs(model: FastModel, theta: Tensor, images: Tensor) -> Tensor:
     """Return the outputs of a network with convolutions on a CPU, of some images at a time, channels last."""
     leaves = parameter_leaves(theta, model.layout)
-    parts = cast_inputs(images, theta.dtype).split(IMAGES_AT_ONCE)
-    return torch.cat([model.on_cpu.outputs(leaves, part) for part in parts])
+    parts = images.split(IMAGES_AT_ONCE)
+    return torch.cat([model.on_cpu.outputs(leaves, cast_inputs(part, theta.dtype)) for part in parts])
 
 
 def batch_gradient(problem: Problem, model: FastModel | None, theta: Tensor, task: Task, batch: Tensor) -> Tensor:
