@@ -174,11 +174,11 @@ def choices(table: Table, out: Path) -> dict[str, Trial] | None:
 
 
 def known_lines(table: Table, out: Path, *, anew: bool) -> list[Task]:
-    """Return the lines of the file, and those behind the page's stored summary, the older ones first."""
+    """Return the lines of the file, and those behind the page's stored summary, but for what failed on that machine."""
     from dqnfed.core.numerics import NUMERICS
 
     stored = [] if anew else stored_lines(FOLDER / "data" / f"{table.name}.json", table, NUMERICS)
-    return [*stored, *read_lines(out)]
+    return [*(line for line in stored if "error" not in line), *read_lines(out)]
 
 
 def tasks(

@@ -137,7 +137,9 @@ def test_a_page_takes_the_runs_at_the_chosen_setting_only(folder: Path) -> None:
     )
 
 
-def test_a_stored_page_is_added_to_and_ends_as_one_that_was_measured_at_once(folder: Path) -> None:
+def test_a_stored_page_is_added_to_and_ends_as_one_that_was_measured_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = tuned.declared("small", folder)
     first = [trial("fedavg", 0.5, 40.0, config="a"), trial("fedavg", 1, 45.0, config="b")]
     first += [line("dqn-fed", 0, 60.0, config="c"), line("fedavg", 0, 50.0, trial={"lr": 1}, config="d")]
@@ -153,6 +155,10 @@ def test_a_stored_page_is_added_to_and_ends_as_one_that_was_measured_at_once(fol
     again = tuned.stored_lines(summary, table, 2)
     assert {tool.key(one) for one in again} == {tool.key(one) for one in first}
     assert tuned.best_trial(again, "small", "fedavg") == {"lr": 1}
+    monkeypatch.setattr("dqnfed.core.numerics.NUMERICS", 2)
+    known = tool.known_lines(table, Path("second.jsonl"), anew=False)  # what failed is tried again elsewhere
+    assert [one["config"] for one in known] == ["a", "b", "c", "d", "f", "g"]
+    assert [one["config"] for one in tool.known_lines(table, Path("second.jsonl"), anew=True)] == ["f", "g"]
     main(["small", "--from", "second.jsonl"])
     assert json.loads(summary.read_text()) == tuned.collected([*first, *second], table)
     assert "Hardware: a desk; a chair." in (folder / "small.md").read_text()
